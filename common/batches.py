@@ -1,0 +1,219 @@
+"""The plan of an epoch, its division among ranks and micro-steps, and the packed batch.
+
+Everything here is a pure function of lengths, sizes and seeds: no files, no models, no process groups.
+"""
+
+import heapq
+import queue
+import threading
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+
+
+def plan_epoch(windows, batch_size, seed, epoch):
+    """The global batches of one epoch: a permutation of `windows`, cut; the last batch may be smaller.
+
+    windows: int [N], numbers of the windows to train on. Returns a list of int arrays, the same on every rank.
+    """
+    order = np.random.default_rng([seed, epoch]).permutation(windows)
+    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+
+
+def share(windows, lengths, parts):
+    """Share the windows of one batch among `parts`, balanced by tokens: longest first, to the part with the fewest.
+
+    lengths: tokens of every window of the data set, indexed by window number. Returns a list of `parts` int arrays;
+    parts beyond the number of windows are empty.
+    """
+    loads = [(0, part) for part in range(parts)]
+    shares = [[] for _ in range(parts)]
+    for window in windows[np.argsort(-lengths[windows], kind="stable")]:
+        load, part = heapq.heappop(loads)
+        shares[part].append(window)
+        heapq.heappush(loads, (load + int(lengths[window]), part))
+    return [np.array(one, np.int64) for one in shares]
+
+
+def micro_batches(windows, lengths, world_size, accumulation, max_tokens=None):
+    """One global batch as [micro-step][rank] arrays of window numbers.
+
+    Every rank gets the same number of micro-steps: `accumulation`, or more where a share would exceed max_tokens.
+    """
+    steps = accumulation
+    if max_tokens:
+        steps = max(steps, -(-int(lengths[windows].sum()) // (max_tokens * world_size)))
+    while True:
+        shares = share(windows, lengths, steps * world_size)
+        if not max_tokens or max(int(lengths[one].sum()) for one in shares) <= max_tokens or steps >= len(windows):
+            return [shares[i : i + world_size] for i in range(0, len(shares), world_size)]
+        steps += 1
+
+
+def evaluation_chunks(lengths, max_tokens):
+    """Cut all windows into chunks of at most `max_tokens` tokens, windows of like length together.
+
+    Chunks depend on the lengths alone, so that a window is computed in the same company on any number of ranks and
+    its logits are equal to the bit.
+    """
+    order = np.argsort(lengths, kind="stable")
+    chunks, begin, total = [], 0, 0
+    for i, window in enumerate(order):
+        if total + lengths[window] > max_tokens and i > begin:
+            chunks.append(order[begin:i])
+            begin, total = i, 0
+        total += lengths[window]
+    return [*chunks, order[begin:]] if len(order) else []
+
+
+@dataclass
+class PackedBatch:
+    """B windows with T tokens in all, laid end to end without padding.
+
+    input_ids, token_type_ids, position_ids: int64 [T]; positions restart at 0 in each window.
+    cu_seqlens: int32 [B + 1], where each window begins; 0 first, T last.
+    start, end: int64 [B], the labels as indices into T (of the window's [CLS] for no answer).
+    window: int64 [B], the window's number, -1 for a filling window. weight: float32 [B], 0 where no loss is taken.
+    max_length: no window of any batch is longer; longest: no window of this one is.
+    """
+
+    input_ids: torch.Tensor
+    token_type_ids: torch.Tensor
+    position_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+    start: torch.Tensor
+    end: torch.Tensor
+    window: torch.Tensor
+    weight: torch.Tensor
+    max_length: int
+    longest: int
+
+    def map(self, function):
+        """The batch with `function` applied to each tensor."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: function(v) for k, v in tensors.items() if isinstance(v, torch.Tensor)})
+
+    def to(self, device):
+        """The batch on `device`; from pinned memory the copy overlaps with what the device is doing."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def capacity(tokens, windows, max_length):
+    """(T, B), rounded up so that a compiled step meets few distinct shapes.
+
+    T is a multiple of a sixteenth to an eighth of itself; B leaves room for the filling windows that make up the rest.
+    """
+    step = max(256, 2 ** (max(tokens, 1).bit_length() - 4))
+    room = -(-tokens // step) * step
+    fillers = -(-step // max_length)
+    bound = -(-(windows + fillers) // 16) * 16
+    while room - tokens < bound - windows:  # each filling window holds at least one token
+        room += step
+    return room, max(bound, windows + -(-(room - tokens) // max_length))
+
+
+def pack(features, windows, size=None):
+    """The packed batch of the windows with these numbers; an empty list gives one filling window.
+
+    features: see common.features.Features. size: (T, B) to fill up to, from `capacity`; None adds nothing.
+    """
+    windows = np.asarray(windows, np.int64)
+    lengths = features.offsets[windows + 1] - features.offsets[windows]
+    tokens, count = int(lengths.sum()), len(windows)
+    filled = size is not None
+    if not filled:
+        size = (tokens, count) if count else (8, 1)
+    total, bound = size
+    fill = filler_lengths(total - tokens, bound - count, features.max_length)
+    all_lengths = np.concatenate([lengths, fill])
+    cu_seqlens = np.concatenate([[0], np.cumsum(all_lengths)])
+    position = np.arange(total) - np.repeat(cu_seqlens[:-1], all_lengths)
+    source = np.repeat(features.offsets[windows], lengths) + position[:tokens]
+
+    input_ids = np.full(total, features.pad_id, np.int64)
+    input_ids[:tokens] = features.input_ids[source]
+    types = np.zeros(total, np.int64)
+    types[:tokens] = (position[:tokens] >= np.repeat(features.context_at[windows], lengths)) * features.token_type
+    number, weight = np.full(bound, -1), np.zeros(bound, np.float32)
+    number[:count], weight[:count] = windows, features.start[windows] >= 0  # a window without a label has no loss
+    start, end = cu_seqlens[:-1].copy(), cu_seqlens[:-1].copy()
+    start[:count] += np.maximum(features.start[windows], 0)
+    end[:count] += np.maximum(features.end[windows], 0)
+    return PackedBatch(
+        input_ids=torch.from_numpy(input_ids),
+        token_type_ids=torch.from_numpy(types),
+        position_ids=torch.from_numpy(position),
+        cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+        start=torch.from_numpy(start),
+        end=torch.from_numpy(end),
+        window=torch.from_numpy(number),
+        weight=torch.from_numpy(weight),
+        max_length=features.max_length,
+        longest=features.max_length if filled else int(all_lengths.max()),
+    )
+
+
+def pack_steps(features, plan, rank, world_size, accumulation, max_tokens=None, fixed_shapes=False):
+    """For each global batch of `plan`, this rank's micro-batches as a list of PackedBatch."""
+    lengths = features.lengths
+    for windows in plan:
+        shares = micro_batches(windows, lengths, world_size, accumulation, max_tokens)
+        yield [pack_share(features, ranks[rank], fixed_shapes) for ranks in shares]
+
+
+def pack_share(features, windows, fixed_shapes):
+    """The packed batch of these windows; with fixed_shapes filled up to a capacity that recurs."""
+    windows = np.asarray(windows, np.int64)
+    if not fixed_shapes:
+        return pack(features, windows)
+    tokens = int((features.offsets[windows + 1] - features.offsets[windows]).sum())
+    return pack(features, windows, capacity(tokens, len(windows), features.max_length))
+
+
+def filler_lengths(tokens, windows, max_length):
+    """Lengths of `windows` filling windows with `tokens` tokens in all, as equal as can be, each 1 to max_length."""
+    if not windows <= tokens <= windows * max_length:
+        raise ValueError(f"{tokens} tokens do not fit {windows} windows of 1 to {max_length} tokens")
+    lengths = np.full(windows, tokens // max(windows, 1), np.int64)
+    lengths[: tokens - int(lengths.sum())] += 1
+    return lengths
+
+
+def prefetch(steps, device, depth=4):
+    """Yield the micro-batches of each step on `device`.
+
+    steps: an iterator of lists of PackedBatch. On CUDA a thread makes them ahead of their use and copies from pinned
+    memory, so that the device does not wait for the batch to be put together.
+    """
+    if device.type != "cuda":
+        for batches in steps:
+            yield [batch.to(device) for batch in batches]
+        return
+    ready, closed = queue.Queue(depth), threading.Event()
+
+    def put(item):
+        while not closed.is_set():
+            try:
+                return ready.put(item, timeout=0.1)
+            except queue.Full:
+                pass
+
+    def produce():
+        try:
+            for batches in steps:
+                put([batch.map(torch.Tensor.pin_memory) for batch in batches])
+                if closed.is_set():
+                    return
+            put(None)
+        except BaseException as error:  # raised again where the batches are used
+            put(error)
+
+    threading.Thread(target=produce, daemon=True).start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield [batch.to(device) for batch in item]
+    finally:
+        closed.set()

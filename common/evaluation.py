@@ -1,0 +1,265 @@
+"""Predictions for every window, over all ranks, and their score.
+
+`gather` is the only thing a distributed run brings: a function from one rank's value to the list of all ranks' values.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from common import answers, metrics
+from common.batches import evaluation_chunks, pack_share, prefetch
+from common.model import pad_logits, window_losses
+from common.record import RunFolder, describe, write_json
+from common.runtime import Progress
+
+
+def alone(value):
+    """`gather` for a single process."""
+    return [value]
+
+
+@torch.no_grad()
+def predict(
+    model,
+    features,
+    device,
+    autocast,
+    chunk_tokens,
+    max_answer_tokens,
+    n_best,
+    rank=0,
+    world_size=1,
+    gather=alone,
+    fixed_shapes=False,
+    progress=None,
+):
+    """Run `model` over all windows and search the best spans of each on the device.
+
+    Whole chunks of about chunk_tokens tokens are dealt to the ranks; all ranks take part, with the same number of
+    passes. Returns arrays over all windows in order: loss [W] (nan without a label), null [W, 2], and the spans:
+    score, start_logit, end_logit, start, end, each [W, n_best]; the same on every rank.
+    """
+    model.eval()
+    chunks = evaluation_chunks(features.lengths, max(chunk_tokens, features.max_length))
+    passes = -(-len(chunks) // world_size)
+    mine = [chunks[i] if i < len(chunks) else [] for i in range(rank, passes * world_size, world_size)]
+    batches = ([pack_share(features, windows, fixed_shapes)] for windows in mine)
+    context_at = torch.from_numpy(np.array(features.context_at)).to(device)
+    context_end = context_at + torch.from_numpy(np.array(features.context_tokens)).to(device)
+    results = []
+    for (batch,) in prefetch(batches, device):
+        with autocast():
+            start_logits, end_logits = model(batch)
+        loss = window_losses(start_logits, end_logits, batch)
+        start_logits = pad_logits(start_logits, batch.cu_seqlens, batch.longest)
+        end_logits = pad_logits(end_logits, batch.cu_seqlens, batch.longest)
+        real, window = batch.window >= 0, batch.window.clamp(min=0)
+        begin = torch.where(real, context_at[window], 0)
+        finish = torch.where(real, context_end[window], 0)
+        score, start, end = answers.best_spans(start_logits, end_logits, begin, finish, max_answer_tokens, n_best)
+        result = {
+            "window": batch.window,
+            "loss": torch.where(batch.weight > 0, loss, torch.nan),
+            "null": torch.stack([start_logits[:, 0], end_logits[:, 0]], dim=1),
+            "score": score,
+            "start_logit": start_logits.gather(1, start),
+            "end_logit": end_logits.gather(1, end),
+            "start": start,
+            "end": end,
+        }
+        results.append(result)  # stays on the device: nothing waits for it until the last chunk
+        if progress:
+            progress(len(batch.input_ids))
+    outputs = {name: torch.cat([result[name] for result in results]).cpu().numpy() for name in results[0]}
+    keep = outputs["window"] >= 0
+    parts = gather({name: array[keep] for name, array in outputs.items()})  # all ranks take part
+    outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    order = np.argsort(outputs.pop("window"))
+    model.train()
+    return {name: array[order] for name, array in outputs.items()}
+
+
+def find_answers(outputs, features, frame, can_abstain, n_best):
+    """What `answers.pool` returns, for the outputs of `predict` on the windows of `frame`."""
+    spans = {name: outputs[name] for name in ("score", "start_logit", "end_logit")}
+    exists = np.isfinite(outputs["score"])
+    window = np.broadcast_to(np.arange(len(exists))[:, None], exists.shape)[exists]
+    for name in ("first", "past"):
+        spans[name] = np.zeros(exists.shape, np.int64)
+    spans["first"][exists], spans["past"][exists] = features.characters(
+        window, outputs["start"][exists], outputs["end"][exists]
+    )
+    return answers.pool(
+        list(frame["id"]),
+        list(frame["context"]),
+        np.array(features.question),
+        outputs["null"],
+        spans,
+        can_abstain,
+        n_best,
+    )
+
+
+def gold_texts(frame):
+    """{id: the texts of all gold answers}, in the order of the data."""
+    return {key: [text for text, _ in golds] for key, golds in zip(frame["id"], frame["answers"], strict=True)}
+
+
+def official(gold, predictions, version, odds=None):
+    """The official figures under one set of names for both versions: exact and f1, and what 2.0 adds."""
+    figures = metrics.evaluate(gold, predictions, version, na_probs=odds)
+    if "exact_match" in figures:
+        figures["exact"] = figures.pop("exact_match")
+    return figures
+
+
+def empty_score(data):
+    """(exact, F1) of answering nothing to every question of `data` (SquadData): what a useful model must beat."""
+    gold = gold_texts(data.frame)
+    figures = official(gold, dict.fromkeys(gold, ""), data.version)
+    return figures["exact"], figures["f1"]
+
+
+@dataclass
+class Evaluation:
+    """What evaluating one question set gave.
+
+    figures: exact, f1 (per cent), dev_loss, empty (predictions without text), questions, threshold; where some
+    questions are unanswerable also the official HasAns_* and NoAns_* figures, and optimistic_f1 and
+    optimistic_threshold: the best that a threshold tuned on these very questions could do.
+    predictions: {id: text}. found: see answers.pool. gold: {id: texts}.
+    """
+
+    figures: dict
+    predictions: dict
+    found: dict
+    gold: dict
+
+    def __str__(self):
+        figures = self.figures
+        text = f"EM {figures['exact']:.2f}, F1 {figures['f1']:.2f}"
+        if figures["dev_loss"] is not None:
+            text += f", loss {figures['dev_loss']:.4f}"
+        text += f", {figures['empty']} of {figures['questions']} answers empty"
+        if "HasAns_f1" in figures and "NoAns_f1" in figures:
+            text += f" (F1 with answer {figures['HasAns_f1']:.2f}, without {figures['NoAns_f1']:.2f})"
+        if "optimistic_f1" in figures:
+            text += f"; threshold {figures['threshold']:.3f}"
+            text += f" (tuned on these questions, optimistic: F1 {figures['optimistic_f1']:.2f}"
+            text += f" at {figures['optimistic_threshold']:.3f})"
+        return text
+
+
+def evaluate(model, features, data, args, autocast, device, threshold, rank=0, world_size=1, gather=alone, show=False):
+    """Predict, pool and score the questions of `data` (SquadData); all ranks take part and get the same Evaluation.
+
+    threshold: of the null odds; None for a model trained on v1.1, which never abstains.
+    """
+    progress = Progress(int(features.lengths.sum()), "evaluating", show=show)
+    outputs = predict(
+        model,
+        features,
+        device,
+        autocast,
+        args.eval_tokens,
+        args.max_answer_tokens,
+        args.n_best,
+        rank,
+        world_size,
+        gather,
+        fixed_shapes=args.compile,
+        progress=progress,
+    )
+    progress.close()
+    frame, gold = data.frame, gold_texts(data.frame)
+    found = find_answers(outputs, features, frame, threshold is not None, args.n_best)
+    predictions = answers.decide(found, threshold)
+    loss = outputs["loss"][np.isfinite(outputs["loss"])]
+    figures = official(gold, predictions, data.version)
+    figures |= {
+        "dev_loss": float(loss.mean()) if len(loss) else None,
+        "empty": sum(not text for text in predictions.values()),
+        "questions": len(gold),
+        "threshold": threshold,
+    }
+    if threshold is not None and not all(gold.values()):
+        odds = {key: answer["null_odds"] for key, answer in found.items()}
+        tuned = official(gold, answers.decide(found, None), data.version, odds)
+        figures |= {"optimistic_f1": tuned["best_f1"], "optimistic_threshold": tuned["best_f1_thresh"]}
+    return Evaluation(figures, predictions, found, gold)
+
+
+def tune_threshold(held_out):
+    """The threshold of the null odds with the best F1 on an Evaluation of held-out training questions."""
+    keys = list(held_out.gold)
+    found = held_out.found
+    scores = [metrics.score_answer(found[key]["text"], held_out.gold[key], "2.0")[1] for key in keys]
+    odds = [found[key]["null_odds"] for key in keys]
+    return metrics.best_threshold([bool(held_out.gold[key]) for key in keys], scores, odds)[1]
+
+
+class Selection:
+    """Which epoch is best by a dev metric, and whether to stop.
+
+    metric: "f1", "exact" (more is better) or "dev_loss" (less is). patience: epochs without a better one, 0: no end.
+    """
+
+    def __init__(self, metric, patience):
+        self.metric, self.patience = metric, patience
+        self.sign = -1 if metric == "dev_loss" else 1
+        self.best, self.epoch, self.worse = -math.inf, None, 0
+
+    def update(self, epoch, figures):
+        """Take an epoch's figures; whether it is the best so far (the first one is)."""
+        value = figures[self.metric]
+        value = -math.inf if value is None else self.sign * value
+        better = self.epoch is None or value > self.best
+        self.worse = 0 if better else self.worse + 1
+        if better:
+            self.best, self.epoch = value, epoch
+        return better
+
+    @property
+    def stop(self):
+        return bool(self.patience) and self.worse >= self.patience
+
+
+def write_results(folder, result):
+    """predictions.json and nbest.json in the official formats, and null_odds.json where the model can abstain."""
+    folder = Path(folder)
+    write_json(folder / "predictions.json", result.predictions)
+    write_json(folder / "nbest.json", {key: answer["nbest"] for key, answer in result.found.items()})
+    if result.figures["threshold"] is not None:
+        write_json(folder / "null_odds.json", {key: answer["null_odds"] for key, answer in result.found.items()})
+
+
+def evaluate_only(model, features, sets, args, autocast, device, hosts, gpus, rank, world_size, gather, log):
+    """--evaluate-only: score a finished model on the dev set and leave a run folder without training in it."""
+    if args.settings:
+        threshold = args.settings.get("null_threshold")  # stored with the model; None: trained on v1.1
+    else:  # a model of somebody else's: it may abstain where the data has unanswerable questions
+        threshold = 0.0 if features["dev"].meta["version"] == "2.0" else None
+    with RunFolder(args.runs_dir, args.run_name, write=rank == 0) as folder:
+        folder.update(describe(args, "evaluate-only", model, sets, features, device, world_size, hosts, gpus, {}))
+        result = evaluate(
+            model,
+            features["dev"],
+            sets["dev"].data,
+            args,
+            autocast,
+            device,
+            threshold,
+            rank,
+            world_size,
+            gather,
+            rank == 0,
+        )
+        if rank == 0:
+            write_results(folder.path, result)
+        folder.update({"evaluation": result.figures})
+        log(f"dev {result}")
+        log(f"run folder: {folder.path}")

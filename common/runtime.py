@@ -1,0 +1,414 @@
+"""What a run stands on: device, precision, seeds, clocks, progress, TensorBoard, profiler."""
+
+import contextlib
+import ctypes
+import math
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from common.errors import UserError
+from common.model import flash_is_possible, flops_per_token
+
+TORCH_PIN = "2.13.0"
+OLD_DRIVER_INDEX = "https://download.pytorch.org/whl/cu126"  # runs on every driver of CUDA 12
+
+# Dense matrix peak in half precision, FLOP/s, by a part of the name that CUDA gives the card (vendor's data sheets).
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "A30": 165e12,
+    "L40S": 362e12,
+    "V100": 125e12,
+    "T4": 65e12,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Device
+
+
+def driver_cuda_version():
+    """The newest CUDA version (major, minor) that the installed NVIDIA driver supports; None without a driver."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        version = ctypes.c_int()
+        if library.cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except OSError:
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def driver_advice(driver, built_for):
+    """One line with the command that mends a torch build which the driver is too old for; None if all is well.
+
+    driver: (major, minor) or None. built_for: torch.version.cuda, such as "13.0", or None for a CPU build. A build
+    runs on any driver of its major version (CUDA's minor version compatibility).
+    """
+    if driver is None:
+        return None
+    python = "python" if sys.prefix == sys.base_prefix else os.path.relpath(sys.executable)
+    command = f"{python} -m pip install --force-reinstall torch=={TORCH_PIN}"
+    has = f"this machine's NVIDIA driver supports CUDA {driver[0]}.{driver[1]}"
+    if built_for is None:
+        index = f" --index-url {OLD_DRIVER_INDEX}" if driver < (13, 0) else ""
+        return f"{has}, but torch is a CPU build; a build for it: `{command}{index}`"
+    if driver[0] < int(built_for.split(".")[0]):
+        return (
+            f"{has}, but torch is built for CUDA {built_for}; a fitting build: `{command} --index-url "
+            f"{OLD_DRIVER_INDEX}` (or `make install TORCH_INDEX={OLD_DRIVER_INDEX}`)"
+        )
+    return None
+
+
+def choose_device(name, log=print):
+    """The torch.device for --device {auto, cuda, cpu}: exactly one, pinned, and named to the user.
+
+    UserError where CUDA was asked for, or granted by Slurm, and torch cannot use it: a run that quietly took the CPU
+    instead would waste the allocation.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        advice = driver_advice(driver_cuda_version(), torch.version.cuda)
+        granted = next(
+            (v for v in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE") if os.environ.get(v)), None
+        )
+        if name == "cuda" or granted:
+            why = f"the Slurm allocation has GPUs ({granted}={os.environ[granted]})" if granted else "--device cuda"
+            raise UserError(
+                f"{why}, but torch sees no CUDA device; {advice or 'check the driver, or pass --device cpu'}"
+            )
+        if advice:
+            log(f"warning: {advice}")
+        return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    torch.cuda.set_device(0)
+    if visible > 1:
+        log(f"{visible} GPUs are visible; this run uses the first alone (the distributed scripts use all)")
+    return torch.device("cuda", 0)
+
+
+def device_name(device):
+    """The card's name, or the processor's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return "CPU"
+
+
+def peak_flops(device):
+    """The card's dense half-precision peak in FLOP/s, or None where it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+
+
+def cpu_count():
+    """Processors granted to this process (Slurm and containers grant fewer than the machine has)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Precision and seeds
+
+
+def choose_precision(name, device):
+    """Resolve --precision for `device` and set torch's matrix-product mode accordingly."""
+    capable = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if name == "auto":
+        name = "bf16" if capable else "fp32"
+    if name == "bf16" and device.type == "cuda" and not capable:
+        raise UserError("--precision bf16: this card has no bf16 units; use fp16 or fp32")
+    if name in ("tf32", "fp16") and device.type == "cpu":
+        raise UserError(f"--precision {name} needs a GPU; use fp32 or bf16 on the CPU")
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = name == "tf32"
+    return name
+
+
+def autocast_for(device, precision):
+    """A function that opens the mixed-precision context of `precision`: bf16 and fp16 compute, fp32 weights."""
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return lambda: torch.autocast(device.type, kinds.get(precision), enabled=precision in kinds)
+
+
+def seed_everything(seed, deterministic=False):
+    """Seed the new head's weights; with `deterministic`, refuse kernels whose sums depend on timing."""
+    torch.manual_seed(seed)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def seed_dropout(seed, step, micro, rank):
+    """Reseed dropout, so that it depends on where the run is and not on how it got there: a resumed run is exact."""
+    torch.manual_seed(hash((seed, step, micro, rank)) & 0x7FFFFFFFFFFFFFFF)
+
+
+def resolve_hardware(args, device):
+    """Fill in what depends on the device: precision, attention backend, compilation, tokens in an evaluation chunk."""
+    args.precision = choose_precision(args.precision, device)
+    possible = flash_is_possible(device, args.precision)
+    if args.attention == "flash" and not possible:
+        raise UserError("--attention flash needs CUDA, an Ampere card or newer, and --precision bf16 or fp16; use sdpa")
+    if args.attention == "flash" and args.attention_dropout:
+        raise UserError("--attention flash has no dropout; leave --attention-dropout at 0 or use sdpa")
+    if args.attention == "auto":
+        args.attention = "flash" if possible and not args.attention_dropout else "sdpa"
+    if args.compile is None:
+        args.compile = device.type == "cuda" and not args.deterministic
+    if args.eval_tokens is None:
+        args.eval_tokens = 65536 if device.type == "cuda" else 4096
+
+
+def linear_schedule(total_steps, warmup):
+    """The factor on the learning rate at a step: linear from 0 over the warm-up part, then linear down to 0."""
+    rising = max(1, round(total_steps * warmup))
+    return lambda step: min((step + 1) / rising, max(0.0, (total_steps - step) / max(1, total_steps - rising)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Clocks, progress, TensorBoard, profiler
+
+
+def process_seconds():
+    """Seconds since this process was started, imports included."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return time.perf_counter()
+
+
+def synchronize(device):
+    """Wait for the device, so that a clock read after it tells the truth."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Progress:
+    """A tqdm bar on a terminal; elsewhere one line every `every` seconds, as a log file wants it."""
+
+    def __init__(self, total, what, show=True, every=30.0):
+        self.total, self.what, self.show, self.every = total, what, show, every
+        self.done, self.note = 0, ""
+        self.started = self.last = time.monotonic()
+        self.bar = None
+        if show and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=total, desc=what, unit="tok", unit_scale=True, dynamic_ncols=True, leave=False)
+
+    def __call__(self, amount, note=""):
+        self.done += amount
+        self.note = note or self.note
+        if self.bar is not None:
+            self.bar.update(amount)
+            if note:
+                self.bar.set_postfix_str(note)
+        elif self.show and time.monotonic() - self.last >= self.every:
+            self.last = time.monotonic()
+            elapsed = self.last - self.started
+            left = elapsed * (self.total / max(self.done, 1) - 1)
+            print(
+                f"{self.what} {self.done / self.total:4.0%} {elapsed:5.0f} s, {left:.0f} s left {self.note}", flush=True
+            )
+
+    def close(self):
+        if self.bar is not None:
+            self.bar.close()
+
+
+class Profiler:
+    """--profile: a torch.profiler trace of a few steady steps of the first epoch and a table of the largest kernels.
+
+    Call `step()` after each optimizer step; without `enabled` it does nothing.
+    """
+
+    def __init__(self, enabled, device, folder, skip=10, active=3, log=print):
+        self.profiler = None
+        if not enabled:
+            return
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        if device.type == "cuda":
+            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        order = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+
+        def ready(profiler):
+            profiler.export_chrome_trace(str(Path(folder) / "trace.json"))
+            log(profiler.key_averages().table(sort_by=order, row_limit=12, max_name_column_width=60))
+            log(f"trace of {active} steps: {folder}/trace.json (open it in https://ui.perfetto.dev)")
+
+        schedule = torch.profiler.schedule(wait=skip, warmup=2, active=active, repeat=1)
+        self.profiler = torch.profiler.profile(activities=kinds, schedule=schedule, on_trace_ready=ready)
+        self.profiler.start()
+
+    def step(self):
+        if self.profiler is not None:
+            self.profiler.step()
+
+    def stop(self):
+        if self.profiler is not None:
+            self.profiler.stop()
+            self.profiler = None
+
+
+def peak_memory(device):
+    """Bytes at the peak: of the card, as torch allocated them, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def alone(tensor):
+    """What sums a tensor over all ranks, where there is one."""
+    return tensor
+
+
+class Monitor:
+    """Everything that watches the loop: clocks, loss and norm by step, progress, TensorBoard, profiler, the record.
+
+    Losses and norms stay on the device and are read together every args.log_every steps: reading one waits for all
+    work before it. all_sum adds a tensor up over the ranks (all ranks take part).
+    """
+
+    WARMUP = 10  # steps of the run that throughput leaves out
+
+    def __init__(
+        self, args, features, total_steps, device, folder, rank, world_size, tolerant, all_sum=alone, log=print
+    ):
+        """tolerant: fp16's gradient scaler skips steps that overflow by itself, so that their norm is no error."""
+        self.args, self.lengths, self.total_steps, self.device = args, features.lengths, total_steps, device
+        self.folder, self.rank, self.world_size = folder, rank, world_size
+        self.tolerant, self.all_sum, self.log = tolerant, all_sum, log
+        self.steps_seen, self.warmup_seconds = 0, None
+        self.profiler = Profiler(args.profile and rank == 0, device, folder.path, skip=self.WARMUP, log=log)
+        self.writer = None
+        if rank == 0:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+            self.writer = SummaryWriter(folder.path / "tensorboard")
+
+    def begin_epoch(self, epoch, plan):
+        """Start the clocks of an epoch that will train on the global batches of `plan`."""
+        self.epoch = epoch
+        tokens = int(sum(self.lengths[windows].sum() for windows in plan))
+        self.progress = Progress(tokens, f"epoch {epoch}", show=self.rank == 0)
+        self.pending, self.loss_sum, self.windows_seen = [], 0.0, 0
+        synchronize(self.device)
+        self.started = self.steady = self.last_read = time.perf_counter()
+        self.steady_windows = self.steady_tokens = self.read_windows = 0
+
+    def step(self, step, loss, norm, rate, windows):
+        """Take one optimizer step: loss (this rank's part of the global mean) and norm are scalars on the device."""
+        tokens = int(self.lengths[windows].sum())
+        self.pending.append((step, loss, norm, rate, windows))
+        self.steps_seen += 1
+        self.steady_windows += len(windows)
+        self.steady_tokens += tokens
+        if self.steps_seen == self.WARMUP:
+            synchronize(self.device)
+            self.steady = time.perf_counter()
+            self.warmup_seconds = self.steady - self.started
+            self.steady_windows = self.steady_tokens = 0
+        note = self.read() if step % self.args.log_every == 0 else ""
+        self.progress(tokens, note)
+        self.profiler.step()
+
+    def read(self):
+        """Read the pending losses and norms, check and log them; waits for the device. All ranks take part."""
+        if not self.pending:
+            return ""
+        steps, losses, norms, rates, batches = zip(*self.pending, strict=True)
+        self.pending = []
+        losses = self.all_sum(torch.stack(losses)).tolist()
+        norms = torch.stack(norms).tolist()
+        now = time.perf_counter()
+        count = sum(len(windows) for windows in batches)
+        speed = count / max(now - self.last_read, 1e-9)
+        self.last_read = now
+        for step, loss, norm, rate, windows in zip(steps, losses, norms, rates, batches, strict=True):
+            if not (math.isfinite(loss) and (self.tolerant or math.isfinite(norm))):
+                raise UserError(
+                    f"step {step}: loss {loss}, gradient norm {norm}: not finite, and the step was not applied; its "
+                    f"windows: {windows.tolist()}; try a lower --learning-rate, or --precision bf16 or fp32"
+                )
+            self.loss_sum += loss * len(windows)
+            self.windows_seen += len(windows)
+            if self.writer:
+                self.writer.add_scalar("step/loss", loss, step)
+                self.writer.add_scalar("step/learning_rate", rate, step)
+                self.writer.add_scalar("step/grad_norm", norm, step)
+        if self.writer:
+            self.writer.add_scalar("step/windows_per_second", speed, steps[-1])
+        return f"step {steps[-1]}/{self.total_steps}, loss {losses[-1]:.3f}, {speed:,.0f} windows/s"
+
+    def end_epoch(self):
+        """Read what is left and stop the clocks: a dict of the epoch's training figures."""
+        self.read()
+        self.progress.close()
+        self.profiler.stop()
+        synchronize(self.device)
+        now = time.perf_counter()
+        steady = max(now - self.steady, 1e-9) if self.steady_windows else math.inf
+        return {
+            "epoch": self.epoch,
+            "train_loss": self.loss_sum / self.windows_seen,
+            "train_seconds": now - self.started,
+            "windows_per_second": self.steady_windows / steady or None,
+            "tokens_per_second": self.steady_tokens / steady or None,
+        }
+
+    def log_epoch(self, model, step, training, result, seconds, best):
+        """Log an epoch and its evaluation, and put both into the record.
+
+        training: from end_epoch. result: evaluation.Evaluation. seconds: {"evaluation": …, "checkpoint": …}.
+        """
+        figures = {name: value for name, value in result.figures.items() if value is not None}
+        epoch = training | figures | {f"{name}_seconds": value for name, value in seconds.items()} | {"best": best}
+        if training["tokens_per_second"]:
+            flops = training["tokens_per_second"] * flops_per_token(model, self.lengths)
+            peak = peak_flops(self.device)
+            epoch["model_flops_per_second"] = flops
+            epoch["share_of_peak"] = flops / (peak * self.world_size) if peak else None
+        if self.writer:
+            for tag in ("train_loss", "dev_loss", "f1", "exact"):
+                if epoch.get(tag) is not None:
+                    self.writer.add_scalar(f"epoch/{tag}", epoch[tag], epoch["epoch"])
+            self.writer.flush()
+        rate = epoch["windows_per_second"]
+        self.log(
+            f"epoch {epoch['epoch']}: train loss {epoch['train_loss']:.4f} in {epoch['train_seconds']:.1f} s"
+            + (f" ({rate:,.0f} windows/s)" if rate else "")
+            + f"; dev {result}, {seconds['evaluation']:.1f} s"
+            + ("  <- best" if best else "")
+        )
+        record = self.folder.record
+        record["epochs"].append(epoch)
+        record["attempts"][-1]["steps"] = step
+        record["seconds"]["warmup"] = self.warmup_seconds
+        record["peak_memory_bytes"] = peak_memory(self.device)
+        self.folder.save()
+
+    def close(self):
+        self.progress.close()
+        self.profiler.stop()
+        if self.writer:
+            self.writer.close()
+
+
+def printer(rank):
+    """`print` on rank 0, silence elsewhere."""
+    return (lambda text: print(text, flush=True)) if rank == 0 else (lambda text: None)
