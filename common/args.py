@@ -165,7 +165,8 @@ def resolve(parser, argv=None):
     question_limit(args.max_length, args.overlap, 4, positions(config))
     if args.max_tokens_per_device and args.max_tokens_per_device < args.max_length:
         raise UserError(
-            f"--max-tokens-per-device {args.max_tokens_per_device} is less than one window (--max-length {args.max_length})"
+            f"--max-tokens-per-device {args.max_tokens_per_device} is less than one window: "
+            f"use {args.max_length} (--max-length) or more"
         )
     return args
 

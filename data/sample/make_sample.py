@@ -4,15 +4,15 @@
     python data/sample/make_sample.py              # rewrites both files, to the same bytes every time
     python data/sample/make_sample.py --out DIR    # writes them somewhere else
 
-The sentences and questions are in paragraphs.txt, written by hand: for every kind of paragraph (a lighthouse, a
-festival, a painter...) several facts, and for each fact several ways to say it and to ask about it. This program
-invents the people, places and things and puts the paragraphs together. Everything is fiction.
+The sentences and questions are in paragraphs_*.txt: for every kind of paragraph (a lighthouse, a festival, a
+painter...) several facts, and for each fact several ways to say it and to ask about it. This program invents the
+people, places and things and puts the paragraphs together. Everything is fiction.
 
 How train and dev are kept apart:
 
 * names of people, places, ships, books, firms and so on are made from separate word lists (NAMES below), so that no
   name in dev occurs in train;
-* every list of answers in paragraphs.txt has a train part and a dev part, separated by "||";
+* every list of answers in paragraphs_*.txt has a train part and a dev part, separated by "||";
 * sentences marked "+" and questions marked "!" are used in dev only, and some kinds are in dev only, so that a good
   score needs reading and not the memory of a phrase.
 """
@@ -25,85 +25,119 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SEED = 20240229
-ARTICLES = {"train": 76, "dev": 15}  # an article is about one town
-PARAGRAPHS = {"train": (4, 4), "dev": (4, 4)}  # in each article, from and to
+ARTICLES = {"train": 33, "dev": 14}  # an article is about one town
+PARAGRAPHS = 4  # in each article
 QUESTIONS = (3, 6)  # about each paragraph, from and to
-WORDS = (35, 70)  # in each paragraph, from and to
-ALTERNATIVES = 0.45  # the share of dev questions, among those that have any, that list further gold answers
+WORDS = (35, 60)  # in each paragraph, from and to
+ALTERNATIVES = 0.5  # the share of dev questions, among those that have any, that list further gold answers
 
-MONTHS = "January February March April May June July August September October November December".split()
-NUMBERS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty"
-).split() + [f"twenty-{unit}" for unit in "one two three four five six seven eight nine".split()]
-NUMBERS += (
-    ["thirty"] + [f"thirty-{unit}" for unit in "one two three four five six seven eight nine".split()] + ["forty"]
-)
+
+def words(text):
+    return text.split()
+
+
+def phrases(text):
+    return text.split("; ")
+
+
+MONTHS = words("January February March April May June July August September October November December")
+UNITS = words("one two three four five six seven eight nine")
+TEENS = words("ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen")
+NUMBERS = ["zero", *UNITS, *TEENS]
+NUMBERS += [ten + unit for ten in ("twenty", "thirty") for unit in ("", *(f"-{unit}" for unit in UNITS))]
+NUMBERS += ["forty"]
 
 # Word lists for names. The train and the dev list of a pair share no word.
 NAMES = {
     "train": {
-        "he": "Adam Albert Bruno Carl Daniel Edgar Felix George Henry Hugo Jacob Jonas Leo Martin Max Nathan Oliver Otto "
-        "Paul Peter Ralph Samuel Simon Stephen Thomas Victor Walter William".split(),
-        "she": "Agnes Alice Anna Bertha Clara Diana Edith Ella Emma Flora Grace Helen Ida Irene Julia Laura Lucy Maria "
-        "Martha Nora Olive Rosa Ruth Sarah Sophie Susan Vera Wilma".split(),
+        "he": words(
+            "Adam Albert Bruno Carl Daniel Edgar Felix George Henry Hugo Jacob Jonas Leo Martin Max Nathan Oliver Otto "
+            "Paul Peter Ralph Samuel Simon Stephen Thomas Victor Walter William"
+        ),
+        "she": words(
+            "Agnes Alice Anna Bertha Clara Diana Edith Ella Emma Flora Grace Helen Ida Irene Julia Laura Lucy Maria "
+            "Martha Nora Olive Rosa Ruth Sarah Sophie Susan Vera Wilma"
+        ),
         "surname": (
-            "Ash Bar Bell Brand Carl Chal Corn Dal Dun Fair Fen Gar Good Hal Har Hazel Kel Lang Lock Mar Mel Nor Oak Pem "
-            "Ren Rod Sal Sand Thorn Wal War Win".split(),
-            "bank beck bourne combe don field gate hall hurst leigh man more rick son well wright".split(),
+            words(
+                "Ash Bar Bell Brand Carl Chal Corn Dal Dun Fair Fen Gar Good Hal Har Hazel Kel Lang Lock Mar Mel Nor "
+                "Oak Pem Ren Rod Sal Sand Thorn Wal War Win"
+            ),
+            words("bank beck bourne combe don field gate hall hurst leigh man more rick son well wright"),
         ),
         "place": (
-            "Alder Apple Arn Ban Beech Bright Castle Copper Cross Dorn Dove East Elm Falcon Green Grim Hart Hop King Lin Long Maple Mill Nether Old "
-            "Orchard Otter Port Raven Red Rose Salt Shep Stan Summer Swin Tar Upper Wester Wood".split(),
-            "bridge bury by cliff combe cross dale ford ham haven hurst ley mouth port sea stead ton well wick worth".split(),
+            words(
+                "Alder Apple Bracken Briar Candle Cinder Clover Copper Corrow Dorn Dove Falcon Fennel Grim Hollow Hop "
+                "Juniper Larch Linden Maple Marl Nettle Orchard Otter Pebble Raven Saffron Salt Sorrel Summer Swin "
+                "Tansy Thistle Willow Winter Yarrow"
+            ),
+            words(
+                "bridge bury by cliff combe cross dale ford ham haven hurst ley mouth port stead ton well wick worth"
+            ),
         ),
-        "river": "Arn Bellow Cray Dove Esker Farrow Lune Marl Otterby Penk Rill Sarn Tamble Usk Weaver Yarl".split(),
-        "adjective": "Bitter Broken Crimson Distant Empty Foreign Golden Hollow Iron Last Little Lonely Long Painted Quiet "
-        "Red Second Silent Stolen Summer White Wild".split(),
-        "noun": "Acre Bell Candle Crown Daughter Door Field Garden Harbour Horse House Kingdom Ladder Letter Mirror Orchard "
-        "Road Stranger Table Tower Window Winter".split(),
-        "ship": "Albatross Comet Diamond Dolphin Eagle Falcon Fortune Heron Hope Morning Osprey Pearl Pilgrim Queen "
-        "Seagull Star Swan Victory".split(),
-        "shipword": "Blue Black Bold Brave Eastern Fair Golden Good Great Grey Merry Northern Proud Royal Silver Swift".split(),
-        "street": "Baker Bishop Cannon Chapel Cooper Court Fisher Hill Market Mercer North Palace River Saddler Silk Tanner "
-        "Temple Weaver".split(),
-        "fest": "Apple Barley Bell Candle Cherry Drum Goose Herring Honey Kite Lantern Onion Plough Ribbon Rope Snow "
-        "Swallow Wheel".split(),
-        "queen": "Adela Cordula Isolde Leonora Mathilda Ottilie Ursula".split(),
-        "cup": "Copper Dolphin Ebony Hunter Ivory Lily Oar Raven Silver Wind".split(),
-        "paper": "Courier Echo Herald Mirror Sentinel Standard Voice".split(),
-        "bird": "crane duck finch lark owl sparrow swallow thrush wren".split(),
-        "instr": ("bar cal dor fal har lam mor tam ".split(), "vel ion dola rina phone bina".split()),
-        "quote": "a long walk in the rain; the best joke of the century; a cathedral made of paper; soup without salt; "
-        "honest to the last comma; a storm in a drawer; worth every sleepless night; a sermon for clever cats".split(
-            "; "
+        "river": words(
+            "Arnel Bellow Craddy Dovel Esker Farrow Luneth Marl Otterby Pinkle Rill Sarn Tamble Uskel Weaverly Yarl"
+        ),
+        "adjective": words(
+            "Bitter Broken Crimson Distant Empty Foreign Golden Hollow Iron Last Little Lonely Long Painted Quiet "
+            "Red Second Silent Stolen Summer White Wild"
+        ),
+        "noun": words(
+            "Acre Bell Candle Crown Daughter Door Field Garden Harbour Horse House Kingdom Ladder Letter Mirror "
+            "Orchard Road Stranger Table Tower Window Winter"
+        ),
+        "ship": words(
+            "Albatross Comet Diamond Dolphin Eagle Falcon Fortune Heron Hope Morning Osprey Pearl Pilgrim Queen "
+            "Seagull Star Swan Victory"
+        ),
+        "shipword": words(
+            "Blue Black Bold Brave Eastern Fair Golden Good Great Grey Merry Northern Proud Royal Silver Swift"
+        ),
+        "street": words(
+            "Baker Bishop Cannon Chapel Cooper Court Fisher Hill Market Mercer North Palace River Saddler Silk Tanner "
+            "Temple Weaver"
+        ),
+        "fest": words(
+            "Apple Barley Bell Candle Cherry Drum Goose Herring Honey Kite Lantern Onion Plough Ribbon Rope Snow "
+            "Swallow Wheel"
+        ),
+        "queen": words("Adela Cordula Isolde Leonora Mathilda Ottilie Ursula"),
+        "cup": words("Copper Dolphin Ebony Hunter Ivory Lily Oar Raven Silver Wind"),
+        "paper": words("Courier Echo Herald Mirror Sentinel Standard Voice"),
+        "bird": words("crane duck finch lark owl sparrow swallow thrush wren"),
+        "instr": (words("bar cal dor fal har lam mor tam "), words("vel ion dola rina phone bina")),
+        "quote": phrases(
+            "a long walk in the rain; the best joke of the century; a cathedral made of paper; soup without salt; "
+            "honest to the last comma; a storm in a drawer; worth every sleepless night; a sermon for clever cats"
         ),
     },
     "dev": {
-        "he": "Arthur Conrad David Frank Gilbert Ivan Joseph Lewis Michael Robert Roger Theodore".split(),
-        "she": "Beatrice Catherine Dora Eleanor Frances Hilda Jane Louise Margaret Pauline Teresa Violet".split(),
+        "he": words("Arthur Conrad David Frank Gilbert Ivan Joseph Lewis Michael Robert Roger Theodore"),
+        "she": words("Beatrice Catherine Dora Eleanor Frances Hilda Jane Louise Margaret Pauline Teresa Violet"),
         "surname": (
-            "Bow Clay Crom Dray Ever Flint Graf Holl Ken Lind Mont Pres Quin Shel Tem Under".split(),
-            "bridge brook dell den er hart lake mire ridge sted ward wood".split(),
+            words("Bow Clay Crom Dray Ever Flint Graf Holl Ken Lind Mont Pres Quin Shel Tem Under"),
+            words("bridge brook dell den er hart lake mire ridge sted ward wood"),
         ),
         "place": (
-            "Amber Birch Bur Cold Deep Eagle Frost Gold Heather Iron Lake Moss North Pine Silver Swan".split(),
-            "bank borough church cote fell gate hill holm minster moor pool shore strand thorpe water".split(),
+            words("Amber Birch Bramble Cobble Deep Eagle Frost Gorse Heather Iron Lake Moss Pine Quill Silver Swan"),
+            words("bank borough church cote fell gate hill holm minster moor pool shore strand thorpe water"),
         ),
-        "river": "Ander Brith Coly Drove Ember Gannel Hyle Ivel Thorle Wend".split(),
-        "adjective": "Ancient Blind Borrowed Burning Forgotten Frozen Hidden Secret Seventh Wooden".split(),
-        "noun": "Bride Cathedral Clock Forest Island Kitchen Lamp Promise River Shadow Thief Violin".split(),
-        "ship": "Antelope Beacon Dragon Emerald Griffin Lion Mermaid Phoenix Thunder Unicorn".split(),
-        "shipword": "Ancient Crimson Gallant Jolly Noble Southern Wandering Western".split(),
-        "street": "Abbey Bridge Castle Copper Garden Lamb Mint Quarry School Tower".split(),
-        "fest": "Acorn Bonfire Feather Mask Pear Pepper Salmon Shepherd Torch Walnut".split(),
-        "queen": "Brigitta Eugenia Rosamund".split(),
-        "cup": "Anchor Crystal Elm Harvest Sunrise".split(),
-        "paper": "Bugle Chronicle Observer Tribune".split(),
-        "bird": "curlew kestrel plover robin starling".split(),
-        "instr": ("bel gor min pan sor tul ".split(), "bourine chord dolin net ska".split()),
-        "quote": "a letter to nobody in particular; the slowest murder ever told; bread for the hungry mind; three good "
-        "pages and a cough; thunder heard from a cellar".split("; "),
+        "river": words("Ander Brith Colyn Drove Ember Gannick Hyle Ivelle Thorle Wendle"),
+        "adjective": words("Ancient Blind Borrowed Burning Forgotten Frozen Hidden Secret Seventh Wooden"),
+        "noun": words("Bride Cathedral Clock Forest Island Kitchen Lamp Promise River Shadow Thief Violin"),
+        "ship": words("Antelope Beacon Dragon Emerald Griffin Lion Mermaid Phoenix Thunder Unicorn"),
+        "shipword": words("Ancient Crimson Gallant Jolly Noble Southern Wandering Western"),
+        "street": words("Abbey Bridge Castle Copper Garden Lamb Mint Quarry School Tower"),
+        "fest": words("Acorn Bonfire Feather Mask Pear Pepper Salmon Shepherd Torch Walnut"),
+        "queen": words("Brigitta Eugenia Rosamund"),
+        "cup": words("Anchor Crystal Elm Harvest Sunrise"),
+        "paper": words("Bugle Chronicle Observer Tribune"),
+        "bird": words("curlew kestrel plover robin starling"),
+        "instr": (words("bel gor min pan sor tul "), words("bourine chord dolin net ska")),
+        "quote": phrases(
+            "a letter to nobody in particular; the slowest murder ever told; bread for the hungry mind; three good "
+            "pages and a cough; thunder heard from a cellar"
+        ),
     },
 }
 
@@ -283,10 +317,6 @@ def fill(template, values):
                 wider[slot] = (start, len(text))
         elif piece.startswith("{"):
             slot, _, form = piece[1:-1].partition(".")
-            article, _, bare = slot.partition(" ")
-            if bare:  # {a stone}: the indefinite article depends on the value
-                slot = bare
-                text += "an " if values[slot][0] in "aeiouAEIOU" or values[slot].startswith("8") else "a "
             start = len(text)
             text += values[slot].form(form) if form else values[slot]
             if not form:
@@ -312,16 +342,32 @@ def others(text, span, slot, value):
     return [(start, start + number.end(1))] if number else []
 
 
-def paragraph(kind, split, values, rng):
-    """Put one paragraph together; give its context and a list of (question, [answers])."""
+def wordings(fact, slot, split):
+    """The questions about `slot` that may be asked in this split.
+
+    A question that mentions a name is another question for every name. One that does not ("How long is it?") would be
+    the same in both splits, so dev gets those marked "!" or else the last one, and train gets the others.
+    """
+    asked, extra = fact["?"].get(slot, []), fact["!"].get(slot, [])
+    named = [question for question in asked if "{" in question]
+    general = [question for question in asked if "{" not in question]
+    kept = 1 if not extra and len(asked) > 1 else 0
+    for_dev = general[len(general) - kept :] if general else []
+    if split == "train":
+        return [question for question in asked if question not in for_dev]
+    return extra + for_dev + named
+
+
+def paragraph(kind, split, values, rng, avoid):
+    """Put one paragraph together; give its context and a list of (question, [answers]), none of them in `avoid`."""
     low, high = WORDS
     while True:
-        goal, words, chosen = rng.randint(low + 2, high - 12), 0, []
+        goal, length, chosen = rng.randint(low + 2, high - 12), 0, []
         for fact in [kind.facts[0], *rng.sample(kind.facts[1:], len(kind.facts) - 1)]:
-            if words < goal:
+            if length < goal:
                 new = split == "dev" and fact["+"] and rng.random() < 0.6
                 template = rng.choice(fact["+" if new else "*"])
-                words += len(template.split())
+                length += len(template.split())
                 chosen.append((kind.facts.index(fact), fact, template))
         # Keep the order of the file: its first fact introduces the subject and the rest is roughly in order of time.
         chosen = [(fact, fill(template, values)) for _, fact, template in sorted(chosen, key=lambda item: item[0])]
@@ -332,23 +378,25 @@ def paragraph(kind, split, values, rng):
         context += " " if context else ""
         base, context = len(context), context + text
         for slot in sorted(set(fact["?"]) | set(fact["!"])):
-            questions = fact["?"].get(slot, [])
-            if split == "dev" and slot in fact["!"] and (not questions or rng.random() < 0.6):
-                questions = fact["!"][slot]
+            questions = [fill(question, values)[0] for question in wordings(fact, slot, split)]
+            questions = [question for question in questions if question not in avoid]
             if slot not in spans or not questions:
                 continue
-            question = fill(rng.choice(questions), values)[0]
+            question = rng.choice(questions)
             golds = [spans[slot], *others(text, spans[slot], slot, values[slot])]
             if slot in wider:
                 golds.insert(1, wider[slot])
             golds = [{"text": text[s:e], "answer_start": base + s} for s, e in dict.fromkeys(golds)]
             asked.append((question, golds))
+    # Long answers (reasons, stories) are rarer than names and years, so they are asked for whenever there is one.
     rng.shuffle(asked)
+    asked.sort(key=lambda item: len(item[1][0]["text"].split()) < 4)
     asked = asked[: rng.randint(QUESTIONS[0] + 1, QUESTIONS[1])]
+    rng.shuffle(asked)
     return context, asked
 
 
-def make(split, kinds, rng):
+def make(split, kinds, rng, avoid=()):
     """Make the articles of one split."""
     inventor = Inventor(split, rng)
     kinds = [kind for kind in kinds if split == "dev" or "dev" not in kind.flags]
@@ -357,13 +405,13 @@ def make(split, kinds, rng):
         town = inventor.place()
         shore = "coast" if number % 2 else "inland"
         paragraphs, taken = [], set()
-        for _ in range(rng.randint(*PARAGRAPHS[split])):
+        for _ in range(PARAGRAPHS):
             while True:
                 kind = inventor.deal("kind", kinds)
                 if kind.name not in taken and (shore in kind.flags or not {"coast", "inland"} & set(kind.flags)):
                     break
             taken.add(kind.name)
-            context, asked = paragraph(kind, split, Values(inventor, kind, town), rng)
+            context, asked = paragraph(kind, split, Values(inventor, kind, town), rng, avoid)
             qas = []
             for question, golds in asked:
                 count += 1
@@ -381,15 +429,17 @@ def main():
     folder = parser.parse_args().out
     folder.mkdir(parents=True, exist_ok=True)
     kinds = [kind for path in sorted(HERE.glob("paragraphs*.txt")) for kind in read_kinds(path)]
-    for split in ("train", "dev"):
-        made = make(split, kinds, random.Random(f"{SEED} {split}"))
+    dev = make("dev", kinds, random.Random(f"{SEED} dev"))
+    asked = {
+        qa["question"] for article in dev["data"] for paragraph in article["paragraphs"] for qa in paragraph["qas"]
+    }
+    train = make("train", kinds, random.Random(f"{SEED} train"), avoid=asked)
+    for split, made in (("train", train), ("dev", dev)):
         text = json.dumps(made, ensure_ascii=False, indent=1) + "\n"
         (folder / f"{split}.json").write_text(text, encoding="utf-8", newline="\n")
         paragraphs = [p for article in made["data"] for p in article["paragraphs"]]
-        print(
-            f"{split}: {len(made['data'])} articles, {len(paragraphs)} paragraphs, "
-            f"{sum(len(p['qas']) for p in paragraphs)} questions"
-        )
+        count = sum(len(p["qas"]) for p in paragraphs)
+        print(f"{split}: {len(made['data'])} articles, {len(paragraphs)} paragraphs, {count} questions")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,188 @@
+"""Packed batches give what plain padded ones give, and models that cannot take them are noticed."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from squad_dir import squad_file
+from tiny import load_small, sample_features, same_gradients
+
+from common import model as model_module
+from common import squad
+from common.batches import capacity, pack, pack_share
+from common.features import build
+from common.model import SpanModel, packs, span_loss, window_losses
+
+REAL_WINDOWS = [0, 3, 17, 40, 41, 95, 200, 333]
+
+
+@pytest.fixture(scope="module")
+def real_features():
+    """Windows of real SQuAD, of many lengths."""
+    from tiny import minilm_tokenizer
+
+    data = squad.QuestionSet(squad_file("dev-v1.1.json.gz"), (("first", 400),)).data
+    return build(data, minilm_tokenizer(), 384, 128)
+
+
+@pytest.fixture(scope="module")
+def features():
+    return sample_features(60)[0]
+
+
+def padded_reference(network, features, windows, offset):
+    """Loss and gradients of the network as transformers runs it: padded input, stock attention, its own positions."""
+    network.set_attn_implementation("eager")
+    length = max(int(features.lengths[w]) for w in windows)
+    pad_id = network.config.pad_token_id
+    ids = torch.full((len(windows), length), pad_id)
+    types, mask = torch.zeros_like(ids), torch.zeros_like(ids)
+    for row, w in enumerate(windows):
+        tokens = torch.from_numpy(features.input_ids[features.offsets[w] : features.offsets[w + 1]].astype("int64"))
+        ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
+        types[row, int(features.context_at[w]) : len(tokens)] = features.token_type
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if getattr(network.config, "type_vocab_size", 0) > 1:
+        inputs["token_type_ids"] = types
+    out = network(**inputs)
+    start, end = (torch.tensor([int(column[w]) for w in windows]) for column in (features.start, features.end))
+    losses = []
+    for logits, label in ((out.start_logits, start), (out.end_logits, end)):
+        losses.append(F.cross_entropy(logits.masked_fill(mask == 0, -torch.inf), label, reduction="sum"))
+    loss = sum(losses) / 2 / len(windows)
+    loss.backward()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+def test_packed_equals_padded_reference_on_real_windows(real_features, model_type):
+    model = load_small(model_type)
+    assert model.attention == "sdpa"
+    reference = copy.deepcopy(model.network)
+    batch = pack(real_features, REAL_WINDOWS)
+    loss = span_loss(*model(batch), batch) / len(REAL_WINDOWS)
+    loss.backward()
+    expected = padded_reference(reference, real_features, REAL_WINDOWS, model.position_offset)
+    assert torch.isclose(loss, expected, rtol=1e-6, atol=0)
+    same_gradients(dict(model.network.named_parameters()), dict(reference.named_parameters()), 1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["mpnet", "deberta"])
+def test_models_whose_attention_cannot_be_replaced_are_padded(real_features, model_type):
+    model = load_small(model_type)
+    assert model.attention == "padded"
+    reference = copy.deepcopy(model.network)
+    batch = pack(real_features, REAL_WINDOWS)
+    loss = span_loss(*model(batch), batch) / len(REAL_WINDOWS)
+    loss.backward()
+    if model_type == "mpnet":
+        expected = padded_reference(reference, real_features, REAL_WINDOWS, 2)
+        assert torch.isclose(loss, expected, rtol=1e-6, atol=0)
+    alone = [span_loss(*model(one), one) for one in (pack(real_features, [w]) for w in REAL_WINDOWS)]
+    assert torch.isclose(loss, sum(alone) / len(REAL_WINDOWS), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "ernie"]
+)
+def test_allowed_models_pack(model_type):
+    assert load_small(model_type).attention == "sdpa"
+
+
+def test_probe_refuses_a_leak():
+    model = load_small("bert")
+    assert packs(model)
+    embeddings = model.network.bert.embeddings
+    forward = embeddings.forward
+
+    def leaking(*arguments, **named):  # each token sees its left neighbour, as mobilebert's trigram embeddings do
+        out = forward(*arguments, **named)
+        return out + 0.1 * F.pad(out, (0, 0, 1, 0))[:, :-1]
+
+    embeddings.forward = leaking
+    assert not packs(model)
+
+
+def test_probe_refuses_a_model_that_never_calls_the_attention():
+    model = load_small("bert")
+    model.network.set_attn_implementation("eager")
+    assert not packs(model)
+
+
+def test_a_leaking_model_is_padded_at_load(monkeypatch):
+    monkeypatch.setattr(model_module, "packs", lambda model: False)
+    assert load_small("bert").attention == "padded"
+
+
+def test_packed_attention_refuses_a_padded_call():
+    model = load_small("bert")
+    with pytest.raises(ValueError, match="without a packed batch"):
+        model.network(input_ids=torch.ones(2, 8, dtype=torch.long))
+
+
+def test_filling_changes_nothing(features):
+    model = load_small("bert")
+    windows = [1, 5, 9, 30]
+    plain = pack(features, windows)
+    tokens = int(features.lengths[windows].sum())
+    size = capacity(tokens, len(windows), features.max_length)
+    filled = pack(features, windows, size)
+    assert len(filled.input_ids) == size[0] > tokens and len(filled.window) == size[1] > len(windows)
+    assert filled.cu_seqlens[-1] == size[0] and filled.cu_seqlens.diff().max() <= features.max_length
+    assert filled.cu_seqlens.diff().min() >= 1
+    assert filled.window.tolist()[: len(windows)] == windows and set(filled.window.tolist()[len(windows) :]) == {-1}
+    losses = [window_losses(*model(batch), batch) for batch in (plain, filled)]
+    assert torch.allclose(losses[0], losses[1][: len(windows)], rtol=1e-5)
+    assert losses[1][len(windows) :].abs().max() == 0
+    losses[1].sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_a_rank_with_nothing_to_do_gets_a_filling_window(features):
+    model = load_small("bert")
+    batch = pack_share(features, [], fixed_shapes=False)
+    loss = span_loss(*model(batch), batch)
+    assert loss == 0 and batch.window.tolist() == [-1]
+    loss.backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_windows_without_a_label_have_no_loss(features):
+    features = copy.copy(features)
+    features.start = features.start.copy()
+    features.start[4] = -1
+    model = load_small("bert")
+    batch = pack(features, [3, 4, 5])
+    losses = window_losses(*model(batch), batch)
+    assert losses[1] == 0 and losses[0] > 0 and losses[2] > 0
+
+
+def test_a_loss_that_is_not_finite_makes_every_gradient_so(features):
+    model = load_small("bert")
+    batch = pack(features, [0, 1])
+    start_logits, end_logits = model(batch)
+    start_logits = torch.where(torch.arange(len(start_logits)) == batch.start[0], -torch.inf, start_logits)
+    span_loss(start_logits, end_logits, batch).backward()
+    assert not model.network.qa_outputs.weight.grad.isfinite().any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: variable-length attention runs on CUDA alone")
+@pytest.mark.parametrize("fixed_shapes", [False, True])
+def test_flash_is_as_exact_as_stock_bf16_attention(real_features, fixed_shapes):
+    """bf16 gradients' distance from fp32: flash at most twice stock SDPA's."""
+    model = load_small("bert", hidden_size=256, intermediate_size=512).cuda()
+
+    def gradients(attention, enabled):
+        model.attention = attention
+        model.zero_grad()
+        batch = pack_share(real_features, REAL_WINDOWS, fixed_shapes).to("cuda")
+        with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+            logits = model(batch)
+        span_loss(*logits, batch).backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    exact, stock, flash = gradients("sdpa", False), gradients("sdpa", True), gradients("flash", True)
+    assert flash.isfinite().all()
+    assert (flash - exact).norm() <= 2 * (stock - exact).norm()
+    assert isinstance(model, SpanModel)
