@@ -1,7 +1,6 @@
 """What a run stands on: device, precision, seeds, clocks, progress, TensorBoard, profiler."""
 
 import contextlib
-import ctypes
 import math
 import os
 import resource
@@ -11,11 +10,9 @@ from pathlib import Path
 
 import torch
 
+from common.driver import advice
 from common.errors import UserError
 from common.model import flash_is_possible, flops_per_token
-
-TORCH_PIN = "2.13.0"
-OLD_DRIVER_INDEX = "https://download.pytorch.org/whl/cu126"  # runs on every driver of CUDA 12
 
 # Dense matrix peak in half precision, FLOP/s, by a part of the name that CUDA gives the card (vendor's data sheets).
 PEAK_FLOPS = {
@@ -34,40 +31,6 @@ PEAK_FLOPS = {
 # Device
 
 
-def driver_cuda_version():
-    """The newest CUDA version (major, minor) that the installed NVIDIA driver supports; None without a driver."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-        version = ctypes.c_int()
-        if library.cuDriverGetVersion(ctypes.byref(version)):
-            return None
-    except OSError:
-        return None
-    return version.value // 1000, version.value % 1000 // 10
-
-
-def driver_advice(driver, built_for):
-    """One line with the command that mends a torch build which the driver is too old for; None if all is well.
-
-    driver: (major, minor) or None. built_for: torch.version.cuda, such as "13.0", or None for a CPU build. A build
-    runs on any driver of its major version (CUDA's minor version compatibility).
-    """
-    if driver is None:
-        return None
-    python = "python" if sys.prefix == sys.base_prefix else os.path.relpath(sys.executable)
-    command = f"{python} -m pip install --force-reinstall torch=={TORCH_PIN}"
-    has = f"this machine's NVIDIA driver supports CUDA {driver[0]}.{driver[1]}"
-    if built_for is None:
-        index = f" --index-url {OLD_DRIVER_INDEX}" if driver < (13, 0) else ""
-        return f"{has}, but torch is a CPU build; a build for it: `{command}{index}`"
-    if driver[0] < int(built_for.split(".")[0]):
-        return (
-            f"{has}, but torch is built for CUDA {built_for}; a fitting build: `{command} --index-url "
-            f"{OLD_DRIVER_INDEX}` (or `make install TORCH_INDEX={OLD_DRIVER_INDEX}`)"
-        )
-    return None
-
-
 def choose_device(name, log=print):
     """The torch.device for --device {auto, cuda, cpu}: exactly one, pinned, and named to the user.
 
@@ -77,17 +40,17 @@ def choose_device(name, log=print):
     if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        advice = driver_advice(driver_cuda_version(), torch.version.cuda)
+        mend = advice(torch.version.cuda)
         granted = next(
             (v for v in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE") if os.environ.get(v)), None
         )
         if name == "cuda" or granted:
             why = f"the Slurm allocation has GPUs ({granted}={os.environ[granted]})" if granted else "--device cuda"
             raise UserError(
-                f"{why}, but torch sees no CUDA device; {advice or 'check the driver, or pass --device cpu'}"
+                f"{why}, but torch sees no CUDA device; {mend or 'check the driver, or pass --device cpu'}"
             )
-        if advice:
-            log(f"warning: {advice}")
+        if mend:
+            log(f"warning: {mend}")
         return torch.device("cpu")
     visible = torch.cuda.device_count()
     torch.cuda.set_device(0)

