@@ -9,6 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+NO_SPAN_ODDS = 1e9  # null odds of a question without any span; finite, since JSON has no infinity
+
 
 def best_spans(start_logits, end_logits, context_start, context_end, max_answer_tokens, n_best):
     """The best valid spans of each window, searched exhaustively.
@@ -58,19 +60,19 @@ def pool(ids, contexts, question, null, spans, can_abstain, n_best):
         found = {}
         for index in order[bounds[row] : bounds[row + 1]]:
             text = context[first[index] : past[index]]
-            if text not in found:
+            if text and text not in found:  # a token that stands for blanks alone has no text
                 found[text] = logits[index]
                 if len(found) == n_best:
                     break
         own = null[windows[window_bounds[row] : window_bounds[row + 1]]]
         lowest = own[own.sum(1).argmin()]
         best = next(iter(found), "")
-        best_score = float(found[best].sum()) if found else -math.inf
+        odds = float(lowest.sum()) - float(found[best].sum()) if found else NO_SPAN_ODDS
         if can_abstain or not found:
-            found.setdefault("", lowest)
+            found[""] = lowest
         answers[question_id] = {
             "text": best,
-            "null_odds": float(lowest.sum()) - best_score,
+            "null_odds": odds,
             "nbest": n_best_list(found),
         }
     return answers

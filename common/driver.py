@@ -55,8 +55,8 @@ def main():
     driver = driver_cuda()
     if driver is not None and driver[0] < int(DEFAULT_BUILD.split(".")[0]):
         print(
-            f"error: the NVIDIA driver here supports CUDA {driver[0]}.{driver[1]}, the default torch wheel is built for "
-            f"CUDA {DEFAULT_BUILD}; run `make install TORCH_INDEX={OLD_DRIVER_INDEX}`",
+            f"error: the NVIDIA driver here supports CUDA {driver[0]}.{driver[1]}, the default torch wheel is built "
+            f"for CUDA {DEFAULT_BUILD}; run `make install TORCH_INDEX={OLD_DRIVER_INDEX}`",
             file=sys.stderr,
         )
         return 2

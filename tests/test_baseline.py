@@ -1,0 +1,297 @@
+"""baseline.py as its users run it, on small models: the run folder, the record, curves, options, faults."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from squad_dir import squad_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny import ROOT, SAMPLE, SAMPLE_V2, minilm_tokenizer, save_network
+
+import baseline
+from common import model as model_module
+from common import runtime
+from common.errors import UserError
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory):
+    """A small random BERT with the default vocabulary, in a folder with its tokenizer."""
+    folder = tmp_path_factory.mktemp("small")
+    save_network(folder, hidden_dropout_prob=0.1)
+    minilm_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def train(monkeypatch, tmp_path, cache, small_model):
+    """A function that runs baseline.py in this process and returns the run folder."""
+
+    def run(name, *options, data=SAMPLE, examples=48):
+        arguments = ["baseline.py", "--runs-dir", str(tmp_path / "runs"), "--run-name", name, "--cache-dir", str(cache)]
+        if "--train-file" not in options and "--evaluate-only" not in options:
+            arguments += ["--train-file", str(data / "train.json"), "--dev-file", str(data / "dev.json")]
+            arguments += ["--max-train-examples", str(examples), "--max-dev-examples", "24"]
+        if "--model" not in options and "--evaluate-only" not in options:
+            arguments += ["--model", str(small_model)]
+        if "--batch-size" not in options:
+            arguments += ["--batch-size", "8"]
+        monkeypatch.setattr(sys, "argv", [*arguments, "--device", "cpu", *options])
+        baseline.main()
+        return tmp_path / "runs" / name
+
+    return run
+
+
+def curve(folder, tag):
+    """[(step, value)] of a TensorBoard tag."""
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def losses(folder):
+    return [value for _, value in curve(folder, "step/loss")]
+
+
+def record(folder):
+    return json.loads((folder / "run.json").read_text())
+
+
+def test_a_run_leaves_a_whole_folder(train, small_model):
+    folder = train("whole", "--epochs", "2", "--log-every", "4", "--learning-rate", "1e-3")
+    run = record(folder)
+    assert run["status"] == "finished" and run["schema"] == 1 and run["strategy"] == "baseline"
+    assert run["world_size"] == 1 and run["attempts"][0]["steps"] == 12 and len(run["epochs"]) == 2
+    assert run["data"]["train"]["questions"] == 48 and len(run["data"]["train"]["sha256"]) == 64
+    assert run["arguments"]["batch_size"] == 8 and run["precision"] == "fp32" and run["attention"] == "sdpa"
+    assert run["model"]["parameters"] > run["model"]["parameters_outside_embeddings"] > 0
+    assert run["peak_memory_bytes"] > 1e7 and run["versions"]["torch"] == torch.__version__
+    assert {"prepare_data", "load", "warmup", "total"} <= set(run["seconds"])
+    for epoch in run["epochs"]:
+        assert {"train_loss", "dev_loss", "exact", "f1", "train_seconds", "evaluation_seconds"} <= set(epoch)
+        assert epoch["model_flops_per_second"] > 0
+    assert not (folder / "lock").exists()
+
+    predictions = json.loads((folder / "predictions.json").read_text())
+    nbest = json.loads((folder / "nbest.json").read_text())
+    assert len(predictions) == 24 and predictions.keys() == nbest.keys()
+    for question, entries in nbest.items():
+        assert predictions[question] == entries[0]["text"]
+        assert math.isclose(sum(entry["probability"] for entry in entries), 1, rel_tol=1e-6)
+        assert len({entry["text"] for entry in entries}) == len(entries)
+
+    steps = curve(folder, "step/loss")
+    assert [step for step, _ in steps] == list(range(1, 13))
+    assert [step for step, _ in curve(folder, "epoch/f1")] == [1, 2]
+    rates = [value for _, value in curve(folder, "step/learning_rate")]
+    assert rates[0] == pytest.approx(1e-3) and rates[-1] == pytest.approx(1e-3 / 11) and max(rates) == rates[0]
+    assert {"step/grad_norm", "step/windows_per_second", "epoch/train_loss", "epoch/dev_loss", "epoch/exact"} <= set(
+        EventAccumulator(str(folder / "tensorboard")).Reload().Tags()["scalars"]
+    )
+    mean = sum(value for _, value in steps[:6]) / 6
+    assert run["epochs"][0]["train_loss"] == pytest.approx(mean, rel=1e-6)
+
+
+def test_the_saved_model_gives_the_predictions_again(train):
+    folder = train("first", "--epochs", "1", "--learning-rate", "1e-3")
+    dev = ["--dev-file", str(SAMPLE / "dev.json"), "--max-dev-examples", "24"]
+    again = train("again", "--evaluate-only", str(folder / "model"), *dev)
+    assert json.loads((again / "predictions.json").read_text()) == json.loads((folder / "predictions.json").read_text())
+    assert record(again)["evaluation"]["f1"] == record(folder)["epochs"][0]["f1"]
+    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+    network = AutoModelForQuestionAnswering.from_pretrained(folder / "model")
+    assert network.config.squad["version"] == "1.1" and network.config.squad["null_threshold"] is None
+    assert AutoTokenizer.from_pretrained(folder / "model").is_fast
+
+
+def test_accumulation_and_token_limit_give_the_same_losses(train):
+    options = ["--epochs", "1", "--dropout", "0", "--learning-rate", "1e-3"]
+    whole = losses(train("whole", *options))
+    parts = losses(train("parts", *options, "--accumulation", "4"))
+    limited = losses(train("limited", *options, "--max-tokens-per-device", "384"))
+    assert whole == pytest.approx(parts, rel=1e-5) and whole == pytest.approx(limited, rel=1e-5)
+    assert whole[0] > 3  # the loss of a model that knows nothing, so the curves are not all zero
+
+
+def test_seeds_repeat_and_differ(train):
+    first = losses(train("first", "--epochs", "1", "--seed", "3", "--deterministic"))
+    second = losses(train("second", "--epochs", "1", "--seed", "3"))
+    other = losses(train("other", "--epochs", "1", "--seed", "4"))
+    torch.use_deterministic_algorithms(False)
+    assert first == second != other
+
+
+def test_last_batch_may_be_smaller(train):
+    folder = train("uneven", "--epochs", "1", "--batch-size", "7")
+    assert [step for step, _ in curve(folder, "step/loss")] == list(range(1, 8))  # 48 windows: six of 7 and one of 6
+
+
+def test_early_stopping_and_best_and_last_model(train, monkeypatch):
+    figures = iter([10.0, 30.0, 20.0, 25.0, 40.0])
+    evaluate = baseline.evaluate
+
+    def scripted(*arguments, **named):
+        result = evaluate(*arguments, **named)
+        result.figures["f1"] = next(figures)
+        return result
+
+    monkeypatch.setattr(baseline, "evaluate", scripted)
+    folder = train("stopping", "--epochs", "5", "--patience", "2", "--learning-rate", "1e-3", examples=16)
+    run = record(folder)
+    assert [epoch["best"] for epoch in run["epochs"]] == [True, True, False, False] and run["status"] == "finished"
+    from safetensors.torch import load_file
+
+    best, last = (load_file(folder / name / "model.safetensors") for name in ("model", "model-last"))
+    assert any(not torch.equal(best[name], last[name]) for name in best)
+    assert len(run["epochs"]) == 4
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_that_is_not_finite_is_not_applied_and_stops_the_run(train, monkeypatch, precision):
+    weights = []
+    real_loss = baseline.span_loss
+
+    def poisoned(start_logits, end_logits, batch):
+        model = sys._getframe(1).f_locals["model"]
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        factor = math.nan if len(weights) == 3 else 1.0
+        return real_loss(start_logits * factor, end_logits, batch)
+
+    monkeypatch.setattr(baseline, "span_loss", poisoned)
+    with pytest.raises(UserError, match=r"step 3: .*not finite.*windows: \[\d+"):
+        train("poisoned", "--epochs", "1", "--log-every", "5", "--precision", precision, "--learning-rate", "1e-3")
+    assert not torch.equal(weights[1], weights[2]) and torch.equal(weights[2], weights[3])
+    assert len(weights) == 5  # it went on to the log line
+
+
+def test_a_failed_run_is_recorded(train, monkeypatch, tmp_path):
+    monkeypatch.setattr(baseline, "train_one_epoch", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train("failing", "--epochs", "1")
+    run = record(tmp_path / "runs" / "failing")
+    assert run["status"] == "failed" and "ZeroDivisionError" in run["error"]
+    assert not (tmp_path / "runs" / "failing" / "lock").exists()
+
+
+def test_version_2_learns_a_threshold(train):
+    folder = train("v2", "--epochs", "1", "--tune-fraction", "0.3", data=SAMPLE_V2, examples=70)
+    run = record(folder)
+    epoch = run["epochs"][0]
+    assert run["data"]["tune"]["questions"] + run["data"]["train"]["questions"] == 70
+    assert {"HasAns_f1", "NoAns_f1", "optimistic_f1", "optimistic_threshold", "threshold"} <= set(epoch)
+    config = json.loads((folder / "model" / "config.json").read_text())
+    assert config["squad"]["null_threshold"] == epoch["threshold"] != 0 and config["squad"]["version"] == "2.0"
+    odds = json.loads((folder / "null_odds.json").read_text())
+    predictions = json.loads((folder / "predictions.json").read_text())
+    assert all((text == "") == (odds[key] > epoch["threshold"]) for key, text in predictions.items())
+    assert epoch["optimistic_f1"] >= epoch["f1"]
+
+
+def test_without_tuning_the_threshold_is_zero_and_a_v1_model_never_abstains(train):
+    folder = train("v2", "--epochs", "1", data=SAMPLE_V2, examples=30)
+    assert record(folder)["epochs"][0]["threshold"] == 0
+    mixed = train(
+        "mixed", "--epochs", "1", "--train-file", str(SAMPLE / "train.json"), "--dev-file", str(SAMPLE_V2 / "dev.json"),
+        "--max-train-examples", "32",
+    )  # fmt: skip
+    assert all(json.loads((mixed / "predictions.json").read_text()).values())
+
+
+def test_the_course_reports_experiment(train):
+    """dev-v2.0 alone, its first questions, first answers, split 0.8 / 0.2, curves by epoch."""
+    folder = train(
+        "course", "--train-file", str(squad_file("dev-v2.0.json.gz")), "--max-train-examples", "100", "--dev-fraction",
+        "0.2", "--split-by", "question", "--first-answer-only", "--epochs", "2", "--learning-rate", "5e-5",
+    )  # fmt: skip
+    run = record(folder)
+    assert run["data"]["train"]["questions"] == 80 and run["data"]["dev"]["questions"] == 20
+    for tag in ("epoch/train_loss", "epoch/dev_loss", "epoch/f1", "epoch/exact"):
+        assert [step for step, _ in curve(folder, tag)] == [1, 2]
+
+
+def test_profile_leaves_a_trace(train, capsys):
+    folder = train("profiled", "--epochs", "1", "--profile", "--batch-size", "2")
+    trace = json.loads((folder / "trace.json").read_text())
+    assert any("addmm" in str(event.get("name")) for event in trace["traceEvents"])
+    assert "aten::addmm" in capsys.readouterr().out
+
+
+def test_a_second_run_in_a_folder_is_refused(train):
+    train("taken", "--epochs", "1", examples=8)
+    with pytest.raises(UserError, match="holds a run already"):
+        train("taken", "--epochs", "1", examples=8)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--max-tokens-per-device", "100"], "less than one window"),
+        (["--max-length", "600"], "more than the 512 tokens"),
+        (["--overlap", "380"], "leaves no room"),
+        (["--precision", "fp16"], "needs a GPU"),
+        (["--attention", "flash"], "needs CUDA"),
+        (["--model", "no-such-model"], "tools.fetch no-such-model"),
+        (["--run-name", "../elsewhere"], "plain name"),
+        (["--train-file", str(SAMPLE / "train.json")], "needs --dev-file"),
+        (["--evaluate-only", str(ROOT / "tests")], "no config.json"),
+    ],
+)
+def test_settings_that_cannot_work_stop_at_once(train, options, message):
+    with pytest.raises(UserError, match=message):
+        train("refused", *options)
+
+
+def test_an_expected_error_is_one_line_and_status_2(tmp_path):
+    command = [sys.executable, "baseline.py", "--train-file", str(tmp_path / "none.json"), "--dev-file", "x.json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and "none.json" in done.stderr
+
+
+def test_under_a_gpu_allocation_the_cpu_is_not_taken_in_silence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("SLURM_JOB_GPUS", "0,1")
+    with pytest.raises(UserError, match="torch sees no CUDA device"):
+        runtime.choose_device("auto")
+    assert runtime.choose_device("cpu").type == "cpu"
+    monkeypatch.delenv("SLURM_JOB_GPUS")
+    assert runtime.choose_device("auto").type == "cpu"
+
+
+def test_one_of_several_visible_gpus_is_pinned(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    pinned, said = [], []
+    monkeypatch.setattr(torch.cuda, "set_device", pinned.append)
+    assert runtime.choose_device("auto", said.append) == torch.device("cuda", 0)
+    assert pinned == [0] and "2 GPUs are visible" in said[0]
+
+
+def test_the_default_model_is_checked(monkeypatch):
+    monkeypatch.setattr(model_module, "MINILM_SHA256", "0" * 64)
+    with pytest.raises(UserError, match="sha256"):
+        model_module.minilm_folder()
+
+
+def test_progress_in_a_log_is_a_line_every_so_often(capsys):
+    progress = runtime.Progress(100, "epoch 1", every=0.0)
+    progress(25, "loss 1.5")
+    assert "epoch 1  25%" in capsys.readouterr().out
+    quiet = runtime.Progress(100, "epoch 1", every=1000.0)
+    quiet(50)
+    assert capsys.readouterr().out == ""
+
+
+def test_linear_schedule():
+    factor = runtime.linear_schedule(100, 0.1)
+    assert [factor(step) for step in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
+    assert factor(55) == pytest.approx(0.5) and factor(99) == pytest.approx(1 / 90)
