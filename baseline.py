@@ -2,10 +2,10 @@
 
     python baseline.py --epochs 2             (on a cluster: sbatch run_baseline.sh --epochs 2)
 
-The loop is `train_one_epoch`. `diff baseline.py distributed_ddp.py` shows what DistributedDataParallel adds to it.
+The loop is `train_one_epoch`. The three scripts are one text: `diff baseline.py distributed_ddp.py` shows what
+DistributedDataParallel adds, `diff distributed_ddp.py distributed_fsdp.py` what sharding changes.
 """
 
-import socket
 import time
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from common import errors, runtime
 from common.args import banner, build_parser, resolve
 from common.batches import pack_steps, plan_epoch, prefetch
-from common.evaluation import Selection, alone, empty_score, evaluate, evaluate_only, tune_threshold, write_results
+from common.evaluation import Selection, empty_score, evaluate, evaluate_only, tune_threshold, write_results
 from common.features import load_tokenizer, prepare
 from common.model import compile_layers, load_model, parameter_groups, save_model, span_loss
 from common.record import RunFolder, describe, model_settings
@@ -56,25 +56,28 @@ def train_one_epoch(
 
 def main():
     args = resolve(build_parser(__doc__.split("\n")[0]))
-    rank, world_size = 0, 1
+    rank, local_rank, world_size = 0, 0, 1
+    gather, all_sum = (lambda value: [value]), (lambda tensor: tensor)  # over all ranks: here this one
     device = runtime.choose_device(args.device)
+    runtime.quiet_warnings()
     runtime.resolve_hardware(args, device)
     runtime.seed_everything(args.seed, args.deterministic)
     autocast = runtime.autocast_for(device, args.precision)
     log = runtime.printer(rank)
     log(banner(args))
-    log(f"device: {runtime.device_name(device)}, {args.precision}")
-    hosts, gpus = [socket.gethostname()], [runtime.device_name(device)] if device.type == "cuda" else []
 
     # Data: windows of tokens, from the cache if it holds them.
     clock = time.perf_counter()
     tokenizer = load_tokenizer(args.model_path)
     sets = question_sets(**args.questions)
     features = {
-        name: prepare(questions, tokenizer, args.max_length, args.overlap, args.cache_dir, log)
+        name: prepare(questions, tokenizer, args.max_length, args.overlap, args.cache_dir, log, builds=local_rank == 0)
         for name, questions in sets.items()
     }
     seconds = {"prepare_data": time.perf_counter() - clock}
+
+    places = gather(runtime.place(rank, local_rank, device))
+    log(runtime.topology(places))
 
     # Model, optimizer, schedule.
     clock = time.perf_counter()
@@ -82,9 +85,7 @@ def main():
     if args.compile:
         compile_layers(model)
     if args.evaluate_only:
-        return evaluate_only(
-            model, features, sets, args, autocast, device, hosts, gpus, rank, world_size, gather=alone, log=log
-        )
+        return evaluate_only(model, features, sets, args, autocast, device, places, rank, world_size, gather, log)
     trainable = (features["train"].start >= 0).nonzero()[0]  # windows with a label
     total_steps = args.epochs * -(-len(trainable) // args.batch_size)
     optimizer = torch.optim.AdamW(parameter_groups(model, args.weight_decay), lr=args.learning_rate, fused=True)
@@ -93,25 +94,24 @@ def main():
     threshold = 0.0 if features["train"].meta["version"] == "2.0" else None  # None: trained on v1.1, never abstains
     seconds["load"] = time.perf_counter() - clock
 
-    def score_set(name):
-        return evaluate(
-            model,
-            features[name],
-            sets[name].data,
-            args,
-            autocast,
-            device,
-            threshold,
-            rank,
-            world_size,
-            gather=alone,
-            show=rank == 0,
-        )
+    def score_set(name):  # all ranks take part
+        data = sets[name].data
+        return evaluate(model, features[name], data, args, autocast, device, threshold, rank, world_size, gather)
 
     with RunFolder(args.runs_dir, args.run_name, write=rank == 0) as folder:
-        folder.update(describe(args, "baseline", model, sets, features, device, world_size, hosts, gpus, seconds))
+        folder.update(describe(args, "baseline", model, sets, features, world_size, places, seconds))
         monitor = runtime.Monitor(
-            args, features["train"], total_steps, device, folder, rank, world_size, scaler.is_enabled(), log=log
+            args,
+            features["train"],
+            total_steps,
+            device,
+            folder,
+            rank,
+            world_size,
+            all_sum,
+            gather,
+            tolerant=scaler.is_enabled(),
+            log=log,
         )
         log("answering nothing: EM {:.2f}, F1 {:.2f}".format(*empty_score(sets["dev"].data)))
         if args.score_untrained:
@@ -145,8 +145,9 @@ def main():
             seconds = {"evaluation": time.perf_counter() - clock}
             best = selection.update(epoch, result.figures)
             clock = time.perf_counter()
+            state = model.state_dict()
             if rank == 0:
-                save_model(model, tokenizer, folder.model_path(best), model_settings(args, features, threshold))
+                save_model(model, state, tokenizer, folder.model_path(best), model_settings(args, features, threshold))
                 if best:
                     write_results(folder.path, result)
             seconds["checkpoint"] = time.perf_counter() - clock

@@ -18,7 +18,7 @@ def best_spans(start_logits, end_logits, context_start, context_end, max_answer_
     start_logits, end_logits: float32 [B, L]. context_start, context_end: int64 [B], the window's context tokens.
     A span is valid if it lies in the context and has 1 to max_answer_tokens tokens.
     Returns scores [B, n_best] (start plus end logit, highest first, -inf where there are fewer spans), start and end
-    positions, int64 [B, n_best].
+    positions, int64 [B, n_best], 0 where there are fewer.
     """
     length = start_logits.shape[1]
     width = min(max_answer_tokens, length)
@@ -31,6 +31,7 @@ def best_spans(start_logits, end_logits, context_start, context_end, max_answer_
     best, index = scores.topk(min(n_best, scores.shape[1]), dim=1)
     missing = (0, n_best - best.shape[1])
     best, index = F.pad(best, missing, value=-math.inf), F.pad(index, missing)
+    index = index.masked_fill(~best.isfinite(), 0)  # of a span that does not exist, the end would lie outside
     start = index // width
     return best, start, start + index % width
 
@@ -91,7 +92,7 @@ def n_best_list(found):
         }
         for (text, pair), probability in zip(found.items(), odds / odds.sum(), strict=True)
     ]
-    return sorted(entries, key=lambda entry: -entry["probability"])
+    return [entries[i] for i in np.argsort(-scores, kind="stable")]  # small probabilities may all round to 0
 
 
 def decide(answers, threshold):

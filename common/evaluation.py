@@ -17,11 +17,6 @@ from common.record import RunFolder, describe, write_json
 from common.runtime import Progress
 
 
-def alone(value):
-    """`gather` for a single process."""
-    return [value]
-
-
 @torch.no_grad()
 def predict(
     model,
@@ -31,9 +26,9 @@ def predict(
     chunk_tokens,
     max_answer_tokens,
     n_best,
-    rank=0,
-    world_size=1,
-    gather=alone,
+    rank,
+    world_size,
+    gather,
     fixed_shapes=False,
     progress=None,
 ):
@@ -154,12 +149,12 @@ class Evaluation:
         return text
 
 
-def evaluate(model, features, data, args, autocast, device, threshold, rank=0, world_size=1, gather=alone, show=False):
+def evaluate(model, features, data, args, autocast, device, threshold, rank, world_size, gather):
     """Predict, pool and score the questions of `data` (SquadData); all ranks take part and get the same Evaluation.
 
     threshold: of the null odds; None for a model trained on v1.1, which never abstains.
     """
-    progress = Progress(int(features.lengths.sum()), "evaluating", show=show)
+    progress = Progress(int(features.lengths.sum()), "evaluating", show=rank == 0)
     outputs = predict(
         model,
         features,
@@ -237,26 +232,16 @@ def write_results(folder, result):
         write_json(folder / "null_odds.json", {key: answer["null_odds"] for key, answer in result.found.items()})
 
 
-def evaluate_only(model, features, sets, args, autocast, device, hosts, gpus, rank, world_size, gather, log):
+def evaluate_only(model, features, sets, args, autocast, device, places, rank, world_size, gather, log):
     """--evaluate-only: score a finished model on the dev set and leave a run folder without training in it."""
     if args.settings:
         threshold = args.settings.get("null_threshold")  # stored with the model; None: trained on v1.1
     else:  # a model of somebody else's: it may abstain where the data has unanswerable questions
         threshold = 0.0 if features["dev"].meta["version"] == "2.0" else None
     with RunFolder(args.runs_dir, args.run_name, write=rank == 0) as folder:
-        folder.update(describe(args, "evaluate-only", model, sets, features, device, world_size, hosts, gpus, {}))
+        folder.update(describe(args, "evaluate-only", model, sets, features, world_size, places, {}))
         result = evaluate(
-            model,
-            features["dev"],
-            sets["dev"].data,
-            args,
-            autocast,
-            device,
-            threshold,
-            rank,
-            world_size,
-            gather,
-            rank == 0,
+            model, features["dev"], sets["dev"].data, args, autocast, device, threshold, rank, world_size, gather
         )
         if rank == 0:
             write_results(folder.path, result)

@@ -20,7 +20,7 @@ import numpy as np
 from common import squad
 from common.errors import UserError
 
-CACHE_FORMAT = 2  # raise it when the meaning of the arrays changes: older caches are then built anew
+CACHE_FORMAT = 3  # raise it when the meaning of the arrays changes: older caches are then built anew
 
 ARRAYS = {  # what one cache folder holds
     "input_ids": np.int32,  # [T] tokens of all windows, end to end
@@ -277,7 +277,9 @@ def tokenize_contexts(tokenizer, contexts):
     spans = np.concatenate(spans)
     shift = np.repeat(positions_in_text(contexts), counts)
     start, end = tidy_spans("\n".join(contexts), spans[:, 0] + shift, spans[:, 1] + shift)
-    return np.concatenate(ids), (start - shift).astype(np.int32), (end - shift).astype(np.int32), counts
+    size = np.repeat(np.array([len(context) for context in contexts], np.int64), counts)
+    start, end = np.minimum(start - shift, size), np.maximum(end - shift, 0)  # tokens of blanks may point beyond
+    return np.concatenate(ids), start.astype(np.int32), end.astype(np.int32), counts
 
 
 def positions_in_text(contexts):
@@ -291,6 +293,8 @@ def tidy_spans(text, start, end):
     Uncased BERT drops combining marks: 'e' + U+0301 becomes the token 'e' with a span of one character. Decoded text
     must keep the mark, so a character that belongs to no token goes to the token that it touches, the one before it if
     there are two.
+    Of a token of blanks alone the start is that of the text after it and the end that of the text before, so that an
+    answer that begins or ends with it has no blanks at its ends.
     text: all contexts, with blanks between them; start, end: int64 [C], positions in `text`, which never fall from one
     token to the next. Returns start, end, which never fall either.
     """
@@ -312,8 +316,8 @@ def tidy_spans(text, start, end):
             place[moving] += step
             moving = moving[place[moving] != limit[moving]]
 
-    move(start, 1, end, over_blanks=True)
-    move(end, -1, start, over_blanks=True)
+    move(start, 1, np.full_like(start, len(code_points)), over_blanks=True)
+    move(end, -1, np.zeros_like(end), over_blanks=True)
     move(end, 1, np.append(start[1:], len(code_points)), over_blanks=False)
     move(start, -1, np.append(0, end[:-1]), over_blanks=False)
     return start, end
@@ -348,10 +352,12 @@ def label_tokens(frame, paragraph, contexts, char_start, char_end, context_first
 # The cache
 
 
-def prepare(questions, tokenizer, max_length, overlap, cache_dir, log=print):
+def prepare(questions, tokenizer, max_length, overlap, cache_dir, log=print, builds=True):
     """The Features of a QuestionSet: from the cache if it holds them, else built and left there.
 
-    Several processes may call this at once: each builds in a folder of its own and the first to rename it wins.
+    Several processes may call this at once: each builds in a folder of its own and the first to rename it wins. With
+    builds=False it waits, however long it takes, until another process has left them there; the launcher ends the wait
+    if that one fails.
     UserError if too many questions are faulty or the cache cannot be written.
     """
     backend = tokenizer.backend_tokenizer.to_str()
@@ -359,6 +365,9 @@ def prepare(questions, tokenizer, max_length, overlap, cache_dir, log=print):
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:20]
     folder = Path(cache_dir) / f"features-{key}"
     features = read_cache(folder)
+    while features is None and not builds:
+        time.sleep(0.2)
+        features = read_cache(folder)
     if features is None:
         started = time.perf_counter()
         with temporary_folder(folder) as temporary:  # before the work: if nothing can be written, that is told at once

@@ -117,7 +117,7 @@ class SpanModel(nn.Module):
         """Start and end logits, float32 [T] each."""
         run = self.forward_padded if self.attention == "padded" else self.forward_packed
         start_logits, end_logits = run(batch)
-        return start_logits.float(), end_logits.float()
+        return start_logits.float().clone(), end_logits.float().clone()  # FSDP's hooks must not sit on a view
 
     def forward_packed(self, batch):
         if self.attention == "flash":
@@ -153,7 +153,7 @@ def encoder_layers(model):
 def compile_layers(model):
     """Compile each encoder layer: the layers share one graph, so this costs one compilation, not one a layer."""
     for layer in encoder_layers(model):
-        layer.compile()
+        layer.forward = torch.compile(layer.forward)  # not the layer: what hooks do (FSDP's) stays outside the graph
 
 
 def count_parameters(model):
@@ -332,7 +332,7 @@ def load_model(name, attention="sdpa", dropout=None, attention_dropout=0.0):
     packed = config.model_type in PACKED_TYPES
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # it would report the new head and the unused pooler at length
-    transformers.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()  # of reading and writing a single file
     try:
         network = AutoModelForQuestionAnswering.from_pretrained(
             name,
@@ -405,16 +405,18 @@ def example_batch(ids, lengths):
     )
 
 
-def save_model(model, tokenizer, folder, settings):
+def save_model(model, state, tokenizer, folder, settings):
     """Write a folder that `from_pretrained` loads.
 
     settings: what answering with the model needs (window, threshold), kept in its config.json under "squad".
+    state: the whole state_dict of `model`, whose own parameters may be parts.
     """
     folder = Path(folder)
     model.network.config.squad = settings
     new, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{end}") for end in ("new", "old"))
     try:
-        model.network.save_pretrained(new)
+        state = {name.removeprefix("network."): tensor for name, tensor in state.items()}
+        model.network.save_pretrained(new, state_dict=state)
         tokenizer.save_pretrained(new)
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)

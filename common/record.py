@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.model import count_parameters, file_sha256, weights_file
-from common.runtime import cpu_count, device_name, process_seconds
+from common.runtime import cpu_count, process_seconds
 from common.squad import ROOT
 
 SCHEMA = 1
@@ -148,10 +148,10 @@ class RunFolder:
                 (self.path / "lock").unlink(missing_ok=True)
 
 
-def describe(args, strategy, model, sets, features, device, world_size, hosts, gpus, seconds):
+def describe(args, strategy, model, sets, features, world_size, places, seconds):
     """The record's fields that are known before the first step.
 
-    sets: {name: QuestionSet}; features: {name: Features}; hosts, gpus: names over all ranks; seconds: so far.
+    sets: {name: QuestionSet}; features: {name: Features}; places: runtime.place of each rank; seconds: so far.
     """
     data = {}
     for name, questions in sets.items():
@@ -178,10 +178,10 @@ def describe(args, strategy, model, sets, features, device, world_size, hosts, g
             "sha256": file_sha256(weights) if weights else None,
         },
         "world_size": world_size,
-        "nodes": len(set(hosts)),
-        "hosts": hosts,
-        "gpus": gpus,
-        "device": device_name(device),
+        "nodes": len({place["host"] for place in places}),
+        "hosts": [place["host"] for place in places],
+        "gpus": [place["name"] for place in places if place["device"] != "cpu"],
+        "ranks": places,
         "cpus": cpu_count(),
         "precision": args.precision,
         "attention": model.attention,

@@ -4,8 +4,10 @@ import contextlib
 import math
 import os
 import resource
+import socket
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -13,6 +15,8 @@ import torch
 from common.driver import advice
 from common.errors import UserError
 from common.model import flash_is_possible, flops_per_token
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # --precision: the type that matrix products run in
 
 # Dense matrix peak in half precision, FLOP/s, by a part of the name that CUDA gives the card (vendor's data sheets).
 PEAK_FLOPS = {
@@ -31,11 +35,12 @@ PEAK_FLOPS = {
 # Device
 
 
-def choose_device(name, log=print):
-    """The torch.device for --device {auto, cuda, cpu}: exactly one, pinned, and named to the user.
+def choose_device(name, local_rank=None, log=print):
+    """The torch.device for --device {auto, cuda, cpu}: exactly one, pinned.
 
-    UserError where CUDA was asked for, or granted by Slurm, and torch cannot use it: a run that quietly took the CPU
-    instead would waste the allocation.
+    local_rank: this process's place among those of its node; None for a run of one process, which takes the first GPU
+    and says so where there are more. UserError where CUDA was asked for, or granted by Slurm, and torch cannot use it:
+    a run that quietly took the CPU instead would waste the allocation.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -51,10 +56,34 @@ def choose_device(name, log=print):
             log(f"warning: {mend}")
         return torch.device("cpu")
     visible = torch.cuda.device_count()
-    torch.cuda.set_device(0)
-    if visible > 1:
+    if local_rank is None and visible > 1:
         log(f"{visible} GPUs are visible; this run uses the first alone (the distributed scripts use all)")
-    return torch.device("cuda", 0)
+    index = local_rank or 0
+    if index >= visible:
+        raise UserError(f"local rank {index} has no GPU: {visible} visible; start at most {visible} processes a node")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def place(rank, local_rank, device):
+    """Where this rank runs: what one line of the topology table says, and the record keeps."""
+    return {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "local_rank": local_rank,
+        "device": str(device),
+        "name": device_name(device),
+        "job": os.environ.get("SLURM_JOB_ID"),
+        "node": os.environ.get("SLURMD_NODENAME"),
+    }
+
+
+def topology(places):
+    """The places of all ranks as a table."""
+    rows = [("rank", "host", "local rank", "device", "", "job", "node")]
+    rows += [tuple("-" if value is None else str(value) for value in one.values()) for one in places]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def device_name(device):
@@ -101,8 +130,14 @@ def choose_precision(name, device):
 
 def autocast_for(device, precision):
     """A function that opens the mixed-precision context of `precision`: bf16 and fp16 compute, fp32 weights."""
-    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return lambda: torch.autocast(device.type, kinds.get(precision), enabled=precision in kinds)
+    return lambda: torch.autocast(device.type, HALF.get(precision), enabled=precision in HALF)
+
+
+def quiet_warnings():
+    """Silence the warnings of libraries about choices that are made on purpose here."""
+    warnings.filterwarnings("ignore", message=".*`broadcast_buffers` is deprecated.*")  # its successor is too new
+    warnings.filterwarnings("ignore", message=".*TensorFloat32 tensor cores.*")  # --precision decides
+    warnings.filterwarnings("ignore", message=".*Profiler clears events.*")
 
 
 def seed_everything(seed, deterministic=False):
@@ -233,27 +268,23 @@ def peak_memory(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def alone(tensor):
-    """What sums a tensor over all ranks, where there is one."""
-    return tensor
-
-
 class Monitor:
     """Everything that watches the loop: clocks, loss and norm by step, progress, TensorBoard, profiler, the record.
 
     Losses and norms stay on the device and are read together every args.log_every steps: reading one waits for all
-    work before it. all_sum adds a tensor up over the ranks (all ranks take part).
+    work before it.
     """
 
     WARMUP = 10  # steps of the run that throughput leaves out
 
-    def __init__(
-        self, args, features, total_steps, device, folder, rank, world_size, tolerant, all_sum=alone, log=print
-    ):
-        """tolerant: fp16's gradient scaler skips steps that overflow by itself, so that their norm is no error."""
+    def __init__(self, args, features, total_steps, device, folder, rank, world_size, all_sum, gather, tolerant, log):
+        """all_sum: adds a tensor up over the ranks. gather: the list of all ranks' values. All ranks take part in both.
+
+        tolerant: fp16's gradient scaler skips steps that overflow by itself, so that their norm is no error.
+        """
         self.args, self.lengths, self.total_steps, self.device = args, features.lengths, total_steps, device
         self.folder, self.rank, self.world_size = folder, rank, world_size
-        self.tolerant, self.all_sum, self.log = tolerant, all_sum, log
+        self.all_sum, self.gather, self.tolerant, self.log = all_sum, gather, tolerant, log
         self.steps_seen, self.warmup_seconds = 0, None
         self.profiler = Profiler(args.profile and rank == 0, device, folder.path, skip=self.WARMUP, log=log)
         self.writer = None
@@ -360,7 +391,7 @@ class Monitor:
         record["epochs"].append(epoch)
         record["attempts"][-1]["steps"] = step
         record["seconds"]["warmup"] = self.warmup_seconds
-        record["peak_memory_bytes"] = peak_memory(self.device)
+        record["peak_memory_bytes"] = self.gather(peak_memory(self.device))
         self.folder.save()
 
     def close(self):

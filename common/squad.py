@@ -132,7 +132,7 @@ def parse_squad(path, raw):
             for qa in field(paragraph, "qas", list, place):
                 expect(qa, dict, "a question", place)
                 question_id = field(qa, "id", str, place)
-                ask = f"{path}: question {shorten(question_id, 80)!r}"
+                ask = f"{path}: question {quoted(question_id)}"
                 if question_id in seen:
                     raise UserError(f"{ask}: the id occurs twice; ids must be unique, rename one")
                 if SURROGATES.search(question_id):
@@ -171,7 +171,8 @@ def parse_squad(path, raw):
         raise UserError(f"{path}: holds no questions; is it the right file?")
     unanswered = next((row[0] for row in rows if not row[4]), None)
     if version == "1.1" and unanswered is not None:
-        raise UserError(f"{path}: question {shorten(unanswered, 80)!r}: has no answers; v1.1 needs one, v2.0 says is_impossible")
+        ask = f"{path}: question {quoted(unanswered)}"
+        raise UserError(f"{ask}: has no answers; v1.1 needs one, v2.0 says is_impossible")
     faults += [(row[0], "no answers", "") for row in rows if not row[4] and not row[5]]
     frame = pd.DataFrame(rows, columns=["id", "title", "question", "context", "answers", "is_impossible"], dtype=object)
     frame["is_impossible"] = frame["is_impossible"].astype(bool)
@@ -211,6 +212,11 @@ def field(record, key, kind, where):
 def shorten(text, width=40):
     """`text`, cut to `width` characters for a message."""
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def quoted(question_id):
+    """An id for a message: in quotes, on one line, of bearable length."""
+    return repr(shorten(question_id, 80))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -339,7 +345,7 @@ def check_faults(path, questions, faults):
     faulty = len(set(faults["id"]))
     first = faults.iloc[0]
     counts = ", ".join(f"{count} {kind}" for kind, count in fault_counts(faults).items())
-    line = f"{path}: {faulty} of {questions} questions faulty ({counts}), first: question {shorten(first['id'], 80)!r}: "
+    line = f"{path}: {faulty} of {questions} questions faulty ({counts}), first: question {quoted(first['id'])}: "
     line += f"{FAULTS[first['fault']]}" + (f" ({first['detail']})" if first["detail"] else "")
     if faulty > TOLERATED_FAULTS * questions:
         mend = "mend the file"

@@ -1,0 +1,72 @@
+"""What the distributed scripts need beside their loop: ranks, sums, gathers, a way out."""
+
+import gc
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+
+from common.errors import UserError
+
+
+def read_ranks():
+    """(rank, local rank, world size), as torchrun states them."""
+    try:
+        return tuple(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    except KeyError:
+        raise UserError(
+            "started without torchrun: `torchrun --standalone --nproc-per-node=2 SCRIPT …` on one machine, "
+            "`sbatch run_distributed.sh` on a cluster"
+        ) from None
+
+
+def start(device):
+    """Make the process group: NCCL on GPUs, gloo on CPUs; all ranks take part."""
+    if device.type == "cuda":
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+
+
+def sharding_mesh(shard, device):
+    """The device mesh for fully_shard: all ranks in a row, or for "hsdp" nodes times the ranks of a node.
+
+    Under zero2 and zero3 every rank holds an equal part of all; under hsdp each node holds a whole copy in parts.
+    """
+    ranks = dist.get_world_size()
+    if shard == "hsdp":
+        a_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        return init_device_mesh(device.type, (ranks // a_node, a_node), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device.type, (ranks,), mesh_dim_names=("shard",))
+
+
+def all_sum(tensor):
+    """The sum of `tensor` over all ranks; all ranks take part."""
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def gather(value):
+    """[value of rank 0, value of rank 1, …] of any picklable values, on every rank; all ranks take part."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def full_state(model):
+    """The whole state of a sharded model on rank 0's CPU, an empty dict elsewhere; all ranks take part."""
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def finish():
+    """Leave the process group once all ranks are done with it; call it after the model has gone out of scope.
+
+    FSDP on gloo now and then aborts at exit if models and optimizers outlive the group.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    dist.barrier()
+    dist.destroy_process_group()

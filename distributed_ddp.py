@@ -1,0 +1,175 @@
+"""Fine-tune BERT for extractive question answering on SQuAD: many devices with DistributedDataParallel.
+
+    torchrun --standalone --nproc-per-node=2 distributed_ddp.py --epochs 2    (cluster: sbatch run_distributed.sh ddp)
+
+The loop is `train_one_epoch`. The three scripts are one text: `diff baseline.py distributed_ddp.py` shows what
+DistributedDataParallel adds, `diff distributed_ddp.py distributed_fsdp.py` what sharding changes.
+"""
+
+import contextlib
+import time
+
+import torch
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from common import distributed, errors, runtime
+from common.args import banner, build_parser, resolve
+from common.batches import pack_steps, plan_epoch, prefetch
+from common.evaluation import Selection, empty_score, evaluate, evaluate_only, tune_threshold, write_results
+from common.features import load_tokenizer, prepare
+from common.model import compile_layers, load_model, parameter_groups, save_model, span_loss
+from common.record import RunFolder, describe, model_settings
+from common.squad import question_sets
+
+
+def train_one_epoch(
+    model, optimizer, scheduler, scaler, plan, step, features, args, autocast, device, rank, world_size, monitor
+):
+    """Train on the global batches of `plan` (arrays of window numbers); returns the number of steps done so far.
+
+    Every rank walks the same plan and takes its share of each global batch, in the same number of micro-steps.
+    """
+    shares = pack_steps(
+        features, plan, rank, world_size, args.accumulation, args.max_tokens_per_device, fixed_shapes=args.compile
+    )
+    model.train()
+    for windows, micro_batches in zip(plan, prefetch(shares, device), strict=True):
+        loss_sum = torch.zeros((), device=device)
+        for micro, batch in enumerate(micro_batches):
+            runtime.seed_dropout(args.seed, step, micro, rank)
+            last = micro == len(micro_batches) - 1
+            with contextlib.nullcontext() if last else model.no_sync(), autocast():  # gradients travel once a step
+                start_logits, end_logits = model(batch)
+            loss = span_loss(start_logits, end_logits, batch) / len(windows)  # the global count, not this rank's
+            scaler.scale(loss * world_size).backward()  # the mean over ranks is taken, the sum is wanted
+            loss_sum += loss.detach()
+
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+        getattr(optimizer, "optim", optimizer).found_inf = (~norm.isfinite()).float()  # .optim: what --zero1 wraps
+        scaler.step(optimizer)
+        scaler.update()
+        rate = scheduler.get_last_lr()[0]
+        scheduler.step()
+        optimizer.zero_grad()
+        step += 1
+        monitor.step(step, loss_sum, norm, rate, windows)  # waits for the device at log lines only
+    return step
+
+
+def main():
+    parser = build_parser(__doc__.split("\n")[0])
+    parser.add_argument("--zero1", action="store_true", help="share the optimizer's state out over the ranks")
+    args = resolve(parser)
+    rank, local_rank, world_size = distributed.read_ranks()
+    gather, all_sum = distributed.gather, distributed.all_sum  # over all ranks
+    device = runtime.choose_device(args.device, local_rank)
+    runtime.quiet_warnings()
+    runtime.resolve_hardware(args, device)
+    runtime.seed_everything(args.seed, args.deterministic)
+    autocast = runtime.autocast_for(device, args.precision)
+    log = runtime.printer(rank)
+    log(banner(args))
+
+    # Data: windows of tokens, from the cache if it holds them.
+    clock = time.perf_counter()
+    tokenizer = load_tokenizer(args.model_path)
+    sets = question_sets(**args.questions)
+    features = {
+        name: prepare(questions, tokenizer, args.max_length, args.overlap, args.cache_dir, log, builds=local_rank == 0)
+        for name, questions in sets.items()
+    }
+    seconds = {"prepare_data": time.perf_counter() - clock}
+
+    distributed.start(device)  # not before: its time limit must not end the wait for the rank that prepares data
+    places = gather(runtime.place(rank, local_rank, device))
+    log(runtime.topology(places))
+
+    # Model, optimizer, schedule.
+    clock = time.perf_counter()
+    model = load_model(args.model_path, args.attention, args.dropout, args.attention_dropout).to(device)
+    if args.compile:
+        compile_layers(model)
+    if args.evaluate_only:
+        return evaluate_only(model, features, sets, args, autocast, device, places, rank, world_size, gather, log)
+    trainable = (features["train"].start >= 0).nonzero()[0]  # windows with a label
+    total_steps = args.epochs * -(-len(trainable) // args.batch_size)
+    replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    groups = parameter_groups(model, args.weight_decay)
+    if args.zero1:
+        optimizer = ZeroRedundancyOptimizer(groups, torch.optim.AdamW, lr=args.learning_rate, fused=True)
+    else:
+        optimizer = torch.optim.AdamW(groups, lr=args.learning_rate, fused=True)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(total_steps, args.warmup))
+    scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
+    threshold = 0.0 if features["train"].meta["version"] == "2.0" else None  # None: trained on v1.1, never abstains
+    seconds["load"] = time.perf_counter() - clock
+
+    def score_set(name):  # all ranks take part
+        data = sets[name].data
+        return evaluate(model, features[name], data, args, autocast, device, threshold, rank, world_size, gather)
+
+    with RunFolder(args.runs_dir, args.run_name, write=rank == 0) as folder:
+        folder.update(describe(args, "ddp", model, sets, features, world_size, places, seconds))
+        monitor = runtime.Monitor(
+            args,
+            features["train"],
+            total_steps,
+            device,
+            folder,
+            rank,
+            world_size,
+            all_sum,
+            gather,
+            tolerant=scaler.is_enabled(),
+            log=log,
+        )
+        log("answering nothing: EM {:.2f}, F1 {:.2f}".format(*empty_score(sets["dev"].data)))
+        if args.score_untrained:
+            log(f"untrained model: dev {score_set('dev')}")
+
+        selection, step = Selection(args.select, args.patience), 0
+        for epoch in range(1, args.epochs + 1):
+            plan = plan_epoch(trainable, args.batch_size, args.seed, epoch)
+            monitor.begin_epoch(epoch, plan)
+            step = train_one_epoch(
+                replica,
+                optimizer,
+                scheduler,
+                scaler,
+                plan,
+                step,
+                features["train"],
+                args,
+                autocast,
+                device,
+                rank,
+                world_size,
+                monitor,
+            )
+            training = monitor.end_epoch()
+
+            clock = time.perf_counter()
+            if "tune" in sets:
+                threshold = tune_threshold(score_set("tune"))
+            result = score_set("dev")
+            seconds = {"evaluation": time.perf_counter() - clock}
+            best = selection.update(epoch, result.figures)
+            clock = time.perf_counter()
+            state = model.state_dict()
+            if rank == 0:
+                save_model(model, state, tokenizer, folder.model_path(best), model_settings(args, features, threshold))
+                if best:
+                    write_results(folder.path, result)
+            seconds["checkpoint"] = time.perf_counter() - clock
+            monitor.log_epoch(model, step, training, result, seconds, best)
+            if selection.stop:
+                log(f"no better {args.select} for {args.patience} epochs: stopping early")
+                break
+        monitor.close()
+        log(f"best epoch: {selection.epoch}; run folder: {folder.path}")
+
+
+if __name__ == "__main__":
+    errors.run(main, distributed.finish)

@@ -1,0 +1,240 @@
+"""The result does not depend on the number of ranks: one list of losses and norms for every way to train.
+
+Twenty steps of a small BERT in fp32 without dropout on real windows, the last batch uneven, on CPUs under torchrun.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from squad_dir import squad_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny import ROOT, minilm_tokenizer, save_network
+
+STEPS = 20
+# In exact arithmetic these have no gradient (softmax is blind to a shift of its input), so that Adam makes weights of
+# rounding noise: they are left out of the comparison of weights.
+NO_GRADIENT = ("attention.self.key.bias", "qa_outputs.bias", "layer.2.output.LayerNorm.bias")
+
+WAYS = {  # name: (script, ranks, options)
+    "baseline": ("baseline.py", 1, []),
+    "baseline, accumulation": ("baseline.py", 1, ["--accumulation", "4"]),
+    "ddp 2": ("distributed_ddp.py", 2, []),
+    "ddp 3": ("distributed_ddp.py", 3, []),
+    "ddp 4": ("distributed_ddp.py", 4, []),
+    "ddp 2, accumulation": ("distributed_ddp.py", 2, ["--accumulation", "3"]),
+    "ddp 2, zero1": ("distributed_ddp.py", 2, ["--zero1"]),
+    "fsdp 2, zero2": ("distributed_fsdp.py", 2, ["--shard", "zero2"]),
+    "fsdp 4, zero2": ("distributed_fsdp.py", 4, ["--shard", "zero2"]),
+    "fsdp 2, zero2, accumulation": ("distributed_fsdp.py", 2, ["--shard", "zero2", "--accumulation", "3"]),
+    "fsdp 2, zero3": ("distributed_fsdp.py", 2, ["--shard", "zero3"]),
+    "fsdp 4, zero3, accumulation": ("distributed_fsdp.py", 4, ["--shard", "zero3", "--accumulation", "2"]),
+    "fsdp 2, recomputed": ("distributed_fsdp.py", 2, ["--checkpoint-activations"]),
+    "fsdp 2x2, hsdp": ("distributed_fsdp.py", (2, 2), ["--shard", "hsdp"]),
+}
+
+
+@pytest.fixture(scope="session")
+def setting(tmp_path_factory):
+    """Arguments that all ways share, with the model and a cache of their own."""
+    folder = tmp_path_factory.mktemp("parity")
+    save_network(folder / "model")
+    minilm_tokenizer().save_pretrained(folder / "model")
+    dev = str(squad_file("dev-v1.1.json.gz"))
+    options = ["--train-file", dev, "--dev-file", dev, "--max-train-examples", "155", "--max-dev-examples", "23"]
+    options += ["--batch-size", "8", "--epochs", "1", "--dropout", "0", "--learning-rate", "1e-3", "--device", "cpu"]
+    options += ["--model", str(folder / "model"), "--cache-dir", str(folder / "cache"), "--runs-dir", str(folder)]
+    return folder, options
+
+
+def launch(script, ranks, options, env=None):
+    """Run a script under torchrun (the baseline without it); (2, 2) is two agents of two ranks, as two nodes are."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
+    if ranks == 1:
+        agents = [[sys.executable, str(script), *options]]
+    else:
+        run = [sys.executable, "-m", "torch.distributed.run"]
+        if isinstance(ranks, tuple):
+            port = str(20000 + os.getpid() % 10000)
+            run += [f"--nnodes={ranks[0]}", f"--nproc-per-node={ranks[1]}", "--master-addr=127.0.0.1"]
+            agents = [
+                [*run, f"--master-port={port}", f"--node-rank={node}", str(script), *options]
+                for node in range(ranks[0])
+            ]
+        else:
+            agents = [[*run, "--standalone", f"--nproc-per-node={ranks}", str(script), *options]]
+    started = [
+        subprocess.Popen(agent, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for agent in agents
+    ]
+    outputs = [process.communicate(timeout=240)[0] for process in started]
+    assert all(process.returncode == 0 for process in started), "\n".join(outputs)[-4000:]
+    return "\n".join(outputs)
+
+
+def read_curve(run, tag):
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    return [event.value for event in events.Scalars(tag)]
+
+
+def train(setting, name, script, ranks, options, env=None):
+    """(losses, gradient norms, final weights, predictions, record) of one way to train."""
+    folder, shared = setting
+    name = "".join(letter if letter.isalnum() else "-" for letter in name)
+    run = folder / name
+    if not run.exists():
+        launch(script, ranks, [*shared, *options, "--run-name", name], env)
+    return (
+        read_curve(run, "step/loss"),
+        read_curve(run, "step/grad_norm"),
+        load_file(run / "model" / "model.safetensors"),
+        (run / "predictions.json").read_text(),
+        json.loads((run / "run.json").read_text()),
+    )
+
+
+def differences(result, reference):
+    """What differs between two results, as a list of lines; empty if they agree."""
+    found = []
+    for what, ours, theirs in zip(("loss", "norm"), result[:2], reference[:2], strict=True):
+        if len(ours) != len(theirs):
+            found.append(f"{what}: {len(ours)} steps instead of {len(theirs)}")
+        found += [
+            f"{what} of step {step}: {a} instead of {b}"
+            for step, (a, b) in enumerate(zip(ours, theirs, strict=False), 1)
+            if abs(a - b) > 1e-5 * abs(b)
+        ]
+    for name, tensor in reference[2].items():
+        distance = (result[2][name] - tensor).norm() / tensor.norm()
+        if not name.endswith(NO_GRADIENT) and distance > 1e-4:
+            found.append(f"{name}: differs by {distance:.1e}")
+    return found
+
+
+@pytest.fixture(scope="session")
+def reference(setting):
+    result = train(setting, "baseline", *WAYS["baseline"])
+    assert len(result[0]) == STEPS and max(result[1]) > 1.0  # so that clipping does something
+    assert result[0][-1] < result[0][0]
+    return result
+
+
+@pytest.mark.parametrize("name", [name for name in WAYS if name != "baseline"])
+def test_every_way_gives_one_curve(setting, reference, name):
+    script, ranks, options = WAYS[name]
+    result = train(setting, name, script, ranks, options)
+    assert not differences(result, reference)
+    assert result[3] == reference[3], "predictions differ"
+    record = result[4]
+    assert record["world_size"] == (ranks if isinstance(ranks, int) else 4)
+    assert record["epochs"][0]["f1"] == reference[4]["epochs"][0]["f1"]
+    assert len(record["peak_memory_bytes"]) == record["world_size"] and len(record["ranks"]) == record["world_size"]
+
+
+FAULTS = {  # name: (script, ranks, options, what is written, what stands there in the faulty script)
+    "world size forgotten": ("distributed_ddp.py", 2, [], "loss * world_size", "loss"),
+    "mean of rank means": (
+        "distributed_ddp.py",
+        2,
+        [],
+        "span_loss(start_logits, end_logits, batch) / len(windows)",
+        "span_loss(start_logits, end_logits, batch) / max(int(batch.weight.sum()), 1) / world_size",
+    ),
+    "last batch dropped": ("distributed_ddp.py", 2, [], "in zip(plan, ", "in zip(plan[:-1], "),
+    "clip forgotten": ("distributed_ddp.py", 2, [], "args.max_grad_norm)", "float('inf'))"),
+    "a parameter not synchronised": (
+        "distributed_ddp.py",
+        2,
+        [],
+        "    replica = Dist",
+        "    model._ddp_params_and_buffers_to_ignore = ['network.qa_outputs.weight']\n    replica = Dist",
+    ),
+    "fsdp: world size forgotten": ("distributed_fsdp.py", 2, [], "loss * world_size", "loss"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(setting, reference, tmp_path, name):
+    script, ranks, options, right, wrong = FAULTS[name]
+    text = (ROOT / script).read_text()
+    assert text.count(right) == 1
+    text = text.replace(right, wrong)
+    if name == "last batch dropped":
+        text = text.replace("strict=True", "strict=False")
+    (tmp_path / script).write_text(text)
+    assert differences(train(setting, name, tmp_path / script, ranks, options), reference)
+
+
+COUNTER = """
+import atexit, runpy, sys
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+import torch.distributed as dist
+
+count = 0
+def counted(function, when):
+    def call(*arguments, **named):
+        global count
+        count += bool(when(*arguments))
+        return function(*arguments, **named)
+    return call
+
+DDP.forward = counted(DDP.forward, lambda self, *_: torch.is_grad_enabled() and self.require_backward_grad_sync)
+dist.reduce_scatter_tensor = counted(dist.reduce_scatter_tensor, lambda *_: True)
+atexit.register(lambda: print(f"synchronised {count} times", flush=True))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "script, right, wrong, syncs",
+    [
+        ("distributed_ddp.py", "nullcontext() if last else model.no_sync()", "nullcontext()", 1),
+        ("distributed_fsdp.py", "set_requires_gradient_sync(last)", "set_requires_gradient_sync(True)", 4),
+    ],
+)
+def test_gradients_travel_once_a_step(setting, tmp_path, script, right, wrong, syncs):
+    """A sync in every micro-step gives the same sums, only slower: it is the number of syncs that shows it."""
+    _, shared = setting
+    (tmp_path / "counter.py").write_text(COUNTER)
+    (tmp_path / script).write_text((ROOT / script).read_text().replace(right, wrong))
+    counts = []
+    for number, path in enumerate((ROOT / script, tmp_path / script)):
+        name = f"syncs-{script[:-3]}-{number}"
+        options = [str(path), *shared, "--accumulation", "3", "--run-name", name, "--max-train-examples", "16"]
+        output = launch(tmp_path / "counter.py", 2, options)
+        counts.append({int(line.split()[1]) for line in output.splitlines() if line.startswith("synchronised")})
+    assert counts == [{2 * syncs}, {2 * 3 * syncs}]  # 2 steps; fsdp: one sync a layer and one at the root
+
+
+def test_fewer_windows_than_ranks(setting):
+    """Three windows to train on and two to evaluate, on four ranks."""
+    few = ["--max-train-examples", "3", "--max-dev-examples", "2"]
+    alone = train(setting, "few alone", "baseline.py", 1, few)
+    for script in ("distributed_ddp.py", "distributed_fsdp.py"):
+        many = train(setting, f"few {script}", script, 4, few)
+        assert many[0] == pytest.approx(alone[0], rel=1e-5) and many[3] == alone[3]
+
+
+def test_without_torchrun_it_says_how(setting):
+    _, shared = setting
+    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(
+        [sys.executable, "distributed_ddp.py", *shared], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "torchrun --standalone" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_dropout_differs_between_ranks_and_repeats():
+    from common.runtime import seed_dropout
+
+    draws = []
+    for rank in (0, 1, 0):
+        seed_dropout(7, 3, 0, rank)
+        draws.append(torch.rand(4))
+    assert torch.equal(draws[0], draws[2]) and not torch.equal(draws[0], draws[1])
