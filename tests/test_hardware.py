@@ -1,0 +1,115 @@
+"""The sampler's arithmetic against a card that is made up, and the warnings of a shared card or node."""
+
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from common import hardware, runtime
+
+
+class FakeNvml:
+    """A card that draws 100 W more every second, with a counter that agrees."""
+
+    NVML_TEMPERATURE_GPU = 0
+    NVMLError = RuntimeError
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def watts(self):
+        return 100.0 * (self.now - 999.0)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        assert uuid == "GPU-abc"
+        return "card"
+
+    def nvmlDeviceGetUtilizationRates(self, card):
+        return SimpleNamespace(gpu=50)
+
+    def nvmlDeviceGetPowerUsage(self, card):
+        return self.watts() * 1000
+
+    def nvmlDeviceGetTemperature(self, card, sensor):
+        return 40 + self.now - 1000
+
+    def nvmlDeviceGetMemoryInfo(self, card):
+        return SimpleNamespace(used=int(self.now))
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, card):
+        seconds = self.now - 1000.0
+        return 1000 * (100.0 * seconds + 50.0 * seconds**2)  # the integral of watts, in millijoules
+
+    def nvmlDeviceGetComputeRunningProcesses(self, card):
+        return [SimpleNamespace(pid=1), SimpleNamespace(pid=2)]
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    fake = FakeNvml()
+    monkeypatch.setattr(hardware, "load_nvml", lambda: fake)
+    monkeypatch.setattr(hardware.time, "time", lambda: fake.now)
+    monkeypatch.setattr(hardware.threading.Thread, "start", lambda self: None)
+    return fake
+
+
+def place(**changes):
+    return {
+        "rank": 3, "host": socket.gethostname(), "local_rank": 0, "device": "cuda:0", "name": "H100", "job": None,
+        "node": None, "uuid": "abc", "other_processes": 0, "node_shared": False, **changes,
+    }  # fmt: skip
+
+
+def test_energy_is_integrated_power(nvml):
+    sampler = hardware.Sampler([place(), place(rank=4, host="elsewhere")])
+    for _ in range(4):
+        nvml.now += 1.0
+        sampler._sample()
+    nvml.now += 0.5
+    figures, rows, _ = sampler.end()
+    assert set(figures) == {3} and len(rows) == 6
+    assert figures[3]["energy_joules"] == pytest.approx(figures[3]["energy_counter_joules"], rel=1e-6)
+    assert figures[3]["seconds"] == 4.5 and figures[3]["utilisation"] == 50
+    assert figures[3]["temperature"] == 44.5 and figures[3]["memory_bytes"] == 1004
+    nvml.now += 2.0
+    figures, rows, _ = sampler.end()  # the next interval begins where the last one ended
+    assert figures[3]["seconds"] == 2.0 and len(rows) == 2
+
+
+def test_samples_go_to_a_file(nvml, tmp_path):
+    sampler = hardware.Sampler([place()])
+    nvml.now += 1
+    rows = sampler.end()[1]
+    hardware.append_rows(tmp_path / "hardware.csv", rows)
+    hardware.append_rows(tmp_path / "hardware.csv", rows)
+    lines = (tmp_path / "hardware.csv").read_text().splitlines()
+    assert lines[0].startswith("time,host,rank,utilisation") and len(lines) == 5
+
+
+def test_without_the_library_nothing_is_sampled(monkeypatch):
+    monkeypatch.setattr(hardware, "load_nvml", lambda: None)
+    sampler = hardware.Sampler([place()])
+    assert sampler.end()[:2] == ({}, [])
+    assert hardware.other_processes("abc") is None
+
+
+def test_infiniband_counters(monkeypatch, tmp_path):
+    counters = tmp_path / "mlx5_0" / "ports" / "1" / "counters"
+    counters.mkdir(parents=True)
+    (counters / "port_xmit_data").write_text("1000\n")
+    (counters / "port_rcv_data").write_text("500\n")
+    monkeypatch.setattr(hardware, "INFINIBAND", tmp_path)
+    assert hardware.infiniband_bytes() == (4000, 2000)
+    assert "InfiniBand (mlx5_0)" in hardware.transports([place(), place(rank=1, host="other")])
+    monkeypatch.setenv("NCCL_IB_DISABLE", "1")
+    assert "sockets" in hardware.transports([place(), place(rank=1, host="other")])
+
+
+def test_shared_cards_and_nodes_are_warned_of(nvml):
+    assert hardware.other_processes("abc") == 1
+    text = runtime.topology([place(other_processes=2), place(rank=4, host="n2", node_shared=True)])
+    assert "rank 3: 2 other processes hold memory" in text and "n2: other jobs may share the node" in text
+    assert "warning" not in runtime.topology([place()])
+    table = runtime.topology([place(job="17", node="n1")]).splitlines()
+    assert table[0].split() == ["rank", "host", "local", "rank", "device", "job", "node"]
+    assert table[1].split()[0] == "3" and table[1].split()[-2:] == ["17", "n1"]
