@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from squad_dir import squad_file
-from tiny import load_small, sample_features, same_gradients
+from tiny import load_small, same_gradients, sample_features
 
 from common import model as model_module
 from common import squad
