@@ -31,7 +31,7 @@ train: .venv/installed ## fine-tune and evaluate (ARGS="--epochs 3"); the bundle
 	$(BIN)/python baseline.py $(ARGS)
 
 test: .venv/installed ## run the tests (SQUAD_DIR=folder for those on SQuAD itself)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -rs $(ARGS) tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -rs $(ARGS) tests
 
 style: .venv/installed ## check style and format
 	$(BIN)/ruff check .
