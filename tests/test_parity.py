@@ -184,7 +184,8 @@ def counted(function, when):
     return call
 
 DDP.forward = counted(DDP.forward, lambda self, *_: torch.is_grad_enabled() and self.require_backward_grad_sync)
-dist.reduce_scatter_tensor = counted(dist.reduce_scatter_tensor, lambda *_: True)
+name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+setattr(dist, name, counted(getattr(dist, name), lambda *_: True))
 atexit.register(lambda: print(f"synchronised {count} times", flush=True))
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
