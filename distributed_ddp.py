@@ -16,8 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 from common import distributed, errors, runtime
 from common.args import banner, build_parser, resolve
 from common.batches import pack_steps, plan_epoch, prefetch
-from common.evaluation import Selection, empty_score, evaluate, evaluate_only, tune_threshold, write_results
-from common.features import load_tokenizer, prepare
+from common.evaluation import (
+    Selection,
+    empty_score,
+    evaluate,
+    evaluate_only,
+    first_threshold,
+    tune_threshold,
+    write_results,
+)
+from common.features import load_tokenizer, prepare, trainable_windows
 from common.model import compile_layers, load_model, parameter_groups, save_model, span_loss
 from common.record import RunFolder, describe, model_settings
 from common.squad import question_sets
@@ -88,12 +96,22 @@ def main():
 
     # Model, optimizer, schedule.
     clock = time.perf_counter()
-    model = load_model(args.model_path, args.attention, args.dropout, args.attention_dropout).to(device)
+    model = load_model(
+        args.model_path,
+        args.attention,
+        args.dropout,
+        args.attention_dropout,
+        vocabulary=len(tokenizer),
+        needs_head=bool(args.evaluate_only),
+        log=log,
+    ).to(device)
     if args.compile:
         compile_layers(model)
     if args.evaluate_only:
-        return evaluate_only(model, features, sets, args, autocast, device, places, rank, world_size, gather, log)
-    trainable = (features["train"].start >= 0).nonzero()[0]  # windows with a label
+        return evaluate_only(
+            model, features, sets, args, autocast, device, places, rank, world_size, gather, seconds, log
+        )
+    trainable = trainable_windows(features["train"])
     total_steps = args.epochs * -(-len(trainable) // args.batch_size)
     replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
     groups = parameter_groups(model, args.weight_decay)
@@ -103,7 +121,7 @@ def main():
         optimizer = torch.optim.AdamW(groups, lr=args.learning_rate, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(total_steps, args.warmup))
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
-    threshold = 0.0 if features["train"].meta["version"] == "2.0" else None  # None: trained on v1.1, never abstains
+    threshold = first_threshold(features)  # None: trained on v1.1, never abstains
     seconds["load"] = time.perf_counter() - clock
 
     def score_set(name):  # all ranks take part

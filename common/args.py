@@ -1,15 +1,19 @@
 """The command line of the three training scripts: one parser, grouped, help on every flag."""
 
 import argparse
+import math
+from pathlib import Path
 
 from common.errors import UserError
 from common.features import question_limit
 from common.model import MINILM, find_model, load_config, positions
+from common.record import check_free
 from common.squad import ROOT, default_files
 
 # The recipe of the bundled sample, where the user gives none of his own: it is too small for BERT's.
 DEFAULTS = {"batch_size": 32, "learning_rate": 5e-5}
-SAMPLE_DEFAULTS = {"batch_size": 8, "learning_rate": 3e-4}
+SAMPLE_DEFAULTS = {"batch_size": 8, "learning_rate": 5e-5}
+MINILM_SAMPLE_DEFAULTS = {"batch_size": 8, "learning_rate": 3e-4}
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -20,33 +24,39 @@ class HelpFormatter(argparse.HelpFormatter):
         return action.help if told else f"{action.help} (default: %(default)s)"
 
 
-def share_of_one(text):
-    """A number from 0 up to, not including, 1."""
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a fraction from 0 to 1")
-    return value
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message):
+        raise UserError(f"{message} (`python {self.prog} --help` explains all options)")
 
 
-def positive(text):
-    """A whole number from 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
-    return value
+def number(kind, least, below, what):
+    """A type for argparse: a number of this kind, least <= number < below."""
+
+    def convert(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value < below:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return value
+
+    return convert
 
 
-def not_negative(text):
-    """A finite number from 0."""
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0")
-    return value
+share_of_one = number(float, 0, 1, "a fraction from 0 to less than 1")
+positive = number(int, 1, 2**31, "a whole number from 1")
+whole = number(int, 0, 2**31, "a whole number from 0")
+seed = number(int, 0, 2**63, "a whole number from 0 to 2**63 - 1")
+not_negative = number(float, 0, float("inf"), "a number from 0")
+above_zero = number(float, 1e-30, float("inf"), "a number above 0")
 
 
 def build_parser(description):
     """The parser of all three scripts; each adds the few flags that it alone has."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=HelpFormatter, allow_abbrev=False)
+    parser = Parser(description=description, formatter_class=HelpFormatter, allow_abbrev=False)
     data = parser.add_argument_group("data")
     data.add_argument("--train-file", help="SQuAD JSON, plain or .gz; default: SQuAD v1.1 if fetched, else the sample")
     data.add_argument("--dev-file", help="SQuAD JSON to evaluate on; default: the dev set of the default data")
@@ -59,8 +69,10 @@ def build_parser(description):
     )
     data.add_argument("--max-dev-examples", type=positive, help="first questions of the dev set")
     data.add_argument("--first-answer-only", action="store_true", help="keep the first gold answer of each question")
-    data.add_argument("--max-length", type=positive, default=384, help="tokens in a window, at most")
-    data.add_argument("--overlap", type=int, default=128, help="tokens that neighbouring windows share")
+    data.add_argument("--max-length", type=positive, help="tokens in a window, at most; default: 384")
+    data.add_argument(
+        "--overlap", type=whole, help="tokens that neighbouring windows share (doc_stride elsewhere); default: 128"
+    )
     data.add_argument("--cache-dir", default=str(ROOT / "cache"), help="where tokenised windows are kept")
 
     model = parser.add_argument_group("model")
@@ -78,21 +90,25 @@ def build_parser(description):
     training.add_argument(
         "--batch-size", type=positive, help="windows in a global batch (one step); default: 32, 8 for the sample"
     )
-    training.add_argument("--learning-rate", type=not_negative, help="peak; default: 5e-5, 3e-4 for the sample")
+    training.add_argument(
+        "--learning-rate", type=not_negative, help="its peak; default: 5e-5, 3e-4 for MiniLM on the sample"
+    )
     training.add_argument("--warmup", type=share_of_one, default=0.1, help="part of all steps in linear warm-up")
     training.add_argument("--weight-decay", type=not_negative, default=0.01, help="not on biases and LayerNorm")
-    training.add_argument("--max-grad-norm", type=not_negative, default=1.0, help="clipping")
+    training.add_argument("--max-grad-norm", type=above_zero, default=1.0, help="clip the gradient to this norm")
     training.add_argument("--accumulation", type=positive, default=1, help="micro-steps that share a global batch")
     training.add_argument(
-        "--max-tokens-per-device", type=positive, help="more micro-steps where one would hold more tokens than this"
+        "--max-tokens-per-device",
+        type=positive,
+        help="less memory: split a step into micro-steps of at most so many tokens; the experiment stays the same",
     )
-    training.add_argument("--seed", type=int, default=0, help="of the new head, the epoch plan and dropout")
+    training.add_argument("--seed", type=seed, default=0, help="of the new head, the epoch plan and dropout")
     training.add_argument("--deterministic", action="store_true", help="deterministic kernels only (slower)")
     training.add_argument(
         "--select", choices=["f1", "exact", "dev_loss"], default="f1", help="dev metric that says which epoch is best"
     )
     training.add_argument(
-        "--patience", type=int, default=0, help="stop after this many epochs without a better --select; 0: never"
+        "--patience", type=whole, default=0, help="stop after this many epochs without a better --select; 0: never"
     )
 
     speed = parser.add_argument_group("hardware and precision")
@@ -104,17 +120,24 @@ def build_parser(description):
         help="the tensor-core switch; auto: bf16 on a card that has it, else fp32",
     )
     speed.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, help="compile the encoder layers; default: on CUDA"
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="compile the encoder layers; default: on CUDA unless --deterministic",
     )
     speed.add_argument("--profile", action="store_true", help="trace a few steps into the run folder, print a table")
 
     evaluation = parser.add_argument_group("evaluation")
-    evaluation.add_argument("--max-answer-tokens", type=positive, default=30, help="longest answer")
+    evaluation.add_argument("--max-answer-tokens", type=positive, help="longest answer, in tokens; default: 30")
     evaluation.add_argument("--n-best", type=positive, default=20, help="answers kept for each question")
     evaluation.add_argument(
-        "--tune-fraction", type=share_of_one, default=0.0, help="hold out training questions to set the null threshold"
+        "--tune-fraction",
+        type=share_of_one,
+        default=0.0,
+        help="v2.0: hold out this part of the training questions to set the null threshold",
     )
-    evaluation.add_argument("--eval-tokens", type=positive, help="tokens in a chunk; default: 4096 (CPU), 65536 (CUDA)")
+    evaluation.add_argument(
+        "--eval-tokens", type=positive, help="tokens in one pass; default: 4096 (CPU), 65536 (CUDA)"
+    )
     evaluation.add_argument("--evaluate-only", metavar="MODEL", help="no training: evaluate this model folder")
 
     run = parser.add_argument_group("run")
@@ -128,19 +151,13 @@ def resolve(parser, argv=None):
     """Parse the command line and fill in what it leaves open: data, model, recipe.
 
     Adds questions (arguments of squad.question_sets), data_name, model_path, model_name, and settings (what an
-    evaluated model folder says of its own windows). UserError for settings that contradict each other.
+    evaluated model folder says of itself). UserError for settings that contradict each other.
     """
     args = parser.parse_args(argv)
+    check_combinations(args)
     train_file, dev_file, args.data_name = default_files()
     if args.train_file or args.dev_file:
-        args.data_name = "files"
-        if args.train_file and not (args.dev_file or args.dev_fraction) and not args.evaluate_only:
-            raise UserError("--train-file needs --dev-file, or --dev-fraction to split a dev set off")
-        if not args.train_file and not args.evaluate_only:
-            raise UserError("--dev-file needs --train-file (or --evaluate-only MODEL)")
-    if args.dev_file and args.dev_fraction:
-        raise UserError("--dev-file and --dev-fraction exclude each other: the dev set is one or the other")
-    args.score_untrained = args.data_name == "sample"
+        args.data_name = Path(args.train_file or args.dev_file).name.removesuffix(".gz").removesuffix(".json")
     args.questions = {
         "train_file": None if args.evaluate_only else args.train_file or train_file,
         "dev_file": args.dev_file or dev_file,
@@ -151,24 +168,55 @@ def resolve(parser, argv=None):
         "max_dev": args.max_dev_examples,
         "first_answer": args.first_answer_only,
     }
-    for name, value in (SAMPLE_DEFAULTS if args.data_name == "sample" else DEFAULTS).items():
+    args.model_path, args.model_name = find_model(args.evaluate_only or args.model)
+    config = load_config(args.model_path)
+    args.settings = read_settings(config, args.model_path) if args.evaluate_only else {}
+    for name, default in (("max_length", 384), ("overlap", 128), ("max_answer_tokens", 30)):
+        if getattr(args, name) is None:
+            setattr(args, name, args.settings.get(name, default))  # windows as an evaluated model was trained on
+    args.score_untrained = args.data_name == "sample" and not args.evaluate_only
+    recipe = DEFAULTS
+    if args.data_name == "sample":
+        recipe = MINILM_SAMPLE_DEFAULTS if args.model_name == MINILM else SAMPLE_DEFAULTS
+    for name, value in recipe.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
 
-    args.model_path, args.model_name = find_model(args.evaluate_only or args.model)
-    config = load_config(args.model_path)
-    settings = getattr(config, "squad", None) if args.evaluate_only else None
-    if isinstance(settings, dict):  # a model of ours: windows as it was trained on
-        args.max_length = int(settings.get("max_length", args.max_length))
-        args.overlap = int(settings.get("overlap", args.overlap))
-    args.settings = settings if isinstance(settings, dict) else {}
     question_limit(args.max_length, args.overlap, 4, positions(config))
     if args.max_tokens_per_device and args.max_tokens_per_device < args.max_length:
         raise UserError(
             f"--max-tokens-per-device {args.max_tokens_per_device} is less than one window: "
             f"use {args.max_length} (--max-length) or more"
         )
+    check_free(args.runs_dir, args.run_name)
     return args
+
+
+def check_combinations(args):
+    """UserError for options that exclude or need each other."""
+    if args.evaluate_only:
+        for name in ("train_file", "dev_fraction", "tune_fraction", "max_train_examples", "model"):
+            if getattr(args, name):
+                raise UserError(f"--{name.replace('_', '-')} has no meaning with --evaluate-only; use --dev-file alone")
+    elif args.train_file and not (args.dev_file or args.dev_fraction):
+        raise UserError("--train-file needs --dev-file, or --dev-fraction to split a dev set off")
+    elif args.dev_file and not args.train_file:
+        raise UserError("--dev-file needs --train-file (or --evaluate-only MODEL)")
+    if args.dev_file and args.dev_fraction:
+        raise UserError("--dev-file and --dev-fraction exclude each other: the dev set is one or the other")
+
+
+def read_settings(config, path):
+    """What save_model left in a model folder's config.json under "squad", checked; {} in other people's models."""
+    settings = getattr(config, "squad", None)
+    if settings is None:
+        return {}
+    kinds = {"max_length": int, "overlap": int, "max_answer_tokens": int, "version": str}
+    good = isinstance(settings, dict) and all(type(settings.get(name)) is kind for name, kind in kinds.items())
+    threshold = settings.get("null_threshold") if good else None
+    if not good or not (threshold is None or (type(threshold) in (int, float) and math.isfinite(threshold))):
+        raise UserError(f'{path}/config.json: its "squad" section is damaged; remove it, or train the model again')
+    return settings
 
 
 def banner(args):
@@ -187,7 +235,7 @@ def banner(args):
         lines.append("      `python -m tools.fetch bert-base-uncased` gets BERT-base, which is then taken by itself")
     if not args.evaluate_only:
         lines.append(
-            f"recipe: {args.epochs} epochs, global batch {args.batch_size}, learning rate {args.learning_rate:g}, "
+            f"recipe: epochs {args.epochs}, global batch {args.batch_size}, learning rate {args.learning_rate:g}, "
             f"seed {args.seed}"
         )
     return "\n".join(lines)

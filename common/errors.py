@@ -23,6 +23,16 @@ def run(main, finish=None):
             time.sleep(3)
         print(f"error: {error}" if rank == "0" else f"error on rank {rank}: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        print(
+            "error: out of memory; `--max-tokens-per-device N` splits each step into smaller parts and leaves the "
+            "experiment the same; in evaluation a smaller --eval-tokens helps",
+            file=sys.stderr,
+            flush=True,
+        )
+        sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         sys.exit(130)

@@ -4,6 +4,7 @@
 """
 
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import torch
 
 from common import answers, metrics
 from common.batches import evaluation_chunks, pack_share, prefetch
+from common.errors import UserError
 from common.model import pad_logits, window_losses
 from common.record import RunFolder, describe, write_json
-from common.runtime import Progress
+from common.runtime import Progress, peak_memory
 
 
 @torch.no_grad()
@@ -46,7 +48,7 @@ def predict(
     context_at = torch.from_numpy(np.array(features.context_at)).to(device)
     context_end = context_at + torch.from_numpy(np.array(features.context_tokens)).to(device)
     results = []
-    for (batch,) in prefetch(batches, device):
+    for windows, (batch,) in zip(mine, prefetch(batches, device), strict=True):
         with autocast():
             start_logits, end_logits = model(batch)
         loss = window_losses(start_logits, end_logits, batch)
@@ -68,7 +70,7 @@ def predict(
         }
         results.append(result)  # stays on the device: nothing waits for it until the last chunk
         if progress:
-            progress(len(batch.input_ids))
+            progress(int(features.lengths[windows].sum()) * world_size if len(windows) else 0)
     outputs = {name: torch.cat([result[name] for result in results]).cpu().numpy() for name in results[0]}
     keep = outputs["window"] >= 0
     parts = gather({name: array[keep] for name, array in outputs.items()})  # all ranks take part
@@ -173,7 +175,7 @@ def evaluate(model, features, data, args, autocast, device, threshold, rank, wor
     frame, gold = data.frame, gold_texts(data.frame)
     found = find_answers(outputs, features, frame, threshold is not None, args.n_best)
     predictions = answers.decide(found, threshold)
-    loss = outputs["loss"][np.isfinite(outputs["loss"])]
+    loss = outputs["loss"][np.array(features.start) >= 0]
     figures = official(gold, predictions, data.version)
     figures |= {
         "dev_loss": float(loss.mean()) if len(loss) else None,
@@ -186,6 +188,17 @@ def evaluate(model, features, data, args, autocast, device, threshold, rank, wor
         tuned = official(gold, answers.decide(found, None), data.version, odds)
         figures |= {"optimistic_f1": tuned["best_f1"], "optimistic_threshold": tuned["best_f1_thresh"]}
     return Evaluation(figures, predictions, found, gold)
+
+
+def first_threshold(features):
+    """The null threshold to begin with: 0.0, or None after training on version 1.1, when a model never abstains."""
+    if features["train"].meta["version"] == "2.0":
+        return 0.0
+    if "tune" in features:
+        raise UserError(
+            "--tune-fraction sets the no-answer threshold, but the training data is SQuAD v1.1; leave it out"
+        )
+    return None
 
 
 def tune_threshold(held_out):
@@ -232,19 +245,21 @@ def write_results(folder, result):
         write_json(folder / "null_odds.json", {key: answer["null_odds"] for key, answer in result.found.items()})
 
 
-def evaluate_only(model, features, sets, args, autocast, device, places, rank, world_size, gather, log):
+def evaluate_only(model, features, sets, args, autocast, device, places, rank, world_size, gather, seconds, log):
     """--evaluate-only: score a finished model on the dev set and leave a run folder without training in it."""
     if args.settings:
         threshold = args.settings.get("null_threshold")  # stored with the model; None: trained on v1.1
     else:  # a model of somebody else's: it may abstain where the data has unanswerable questions
         threshold = 0.0 if features["dev"].meta["version"] == "2.0" else None
     with RunFolder(args.runs_dir, args.run_name, write=rank == 0) as folder:
-        folder.update(describe(args, "evaluate-only", model, sets, features, world_size, places, {}))
+        folder.update(describe(args, "evaluate-only", model, sets, features, world_size, places, seconds))
+        clock = time.perf_counter()
         result = evaluate(
             model, features["dev"], sets["dev"].data, args, autocast, device, threshold, rank, world_size, gather
         )
         if rank == 0:
             write_results(folder.path, result)
-        folder.update({"evaluation": result.figures})
+        seconds["evaluation"] = time.perf_counter() - clock
+        folder.update({"evaluation": result.figures, "peak_memory_bytes": gather(peak_memory(device))})
         log(f"dev {result}")
         log(f"run folder: {folder.path}")

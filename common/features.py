@@ -103,6 +103,8 @@ def load_tokenizer(name):
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
         line = " ".join(str(error).split())
         raise UserError(f"{name}: no usable tokenizer there ({squad.shorten(line, 160)})") from None
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise UserError(f"{name}: its tokenizer knows no words; tokenizer.json or vocab.txt is missing")
     if not tokenizer.is_fast:
         raise UserError(f"{name}: has no fast tokenizer (tokenizer.json); character positions need one")
     # Some folders ship a truncation to 128 tokens, which would cut every context in silence.
@@ -204,6 +206,8 @@ def build(data, tokenizer, max_length, overlap, log=lambda text: None):
     start = np.where(inside, context_at + first, 0)
     end = np.where(inside, context_at + last, 0)
     no_label = ~usable & ~frame["is_impossible"].to_numpy()
+    located = np.array([any(place >= 0 for _, place in answers) for answers in frame["answers"]], bool)
+    faults += [[frame["id"][i], "no tokens", ""] for i in np.flatnonzero(no_label & located)]
     start[no_label[question]] = end[no_label[question]] = -1
 
     arrays = dict(
@@ -347,6 +351,14 @@ def label_tokens(frame, paragraph, contexts, char_start, char_end, context_first
     usable &= first <= last
     origin = context_first[paragraph]
     return first - origin, last - origin, usable
+
+
+def trainable_windows(features):
+    """Numbers of the windows with a label, int64 [N]; UserError if there is none to train on."""
+    windows = np.flatnonzero(features.start >= 0)
+    if not len(windows):
+        raise UserError("no question has a usable answer: nothing to train on (`python -m tools.audit FILE` says why)")
+    return windows
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -15,9 +15,7 @@ import math
 import re
 import string
 import sys
-import zlib
 from collections import Counter
-from pathlib import Path
 
 from common.errors import UserError, run
 
@@ -203,47 +201,18 @@ def read_na_probs(path):
 
 
 def _read_object(path, what):
-    """One JSON object from a file; every fault of the file is one UserError that says what to do."""
-    again = f"write the {what} as one UTF-8 JSON object, question id to value"
-    try:
-        data = Path(path).read_bytes()
-        if str(path).endswith(".gz"):
-            data = gzip.decompress(data)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file: give the path of the {what}") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: a folder: give the file of the {what} in it") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: not a whole gzip file ({error}): copy it again or unpack it") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    """One JSON object from a file, read as the data is; UserError for anything else, and for an id twice."""
+    from common import squad  # here, because the scores above know nothing of files
 
-    if data.startswith(b"\xef\xbb\xbf"):
-        raise UserError(f"{path}: starts with a byte-order mark: save it as UTF-8 without one")
-
-    def no_duplicates(pairs):
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-            raise UserError(f"{path}: id {_shown(twice)} is there twice: keep one")
-        return values
-
-    def no_constant(name):  # Python reads NaN and Infinity, JSON has none
-        raise UserError(f"{path}: holds {name}, which is not JSON: {again}")
-
-    try:
-        values = json.loads(data.decode("utf-8"), object_pairs_hook=no_duplicates, parse_constant=no_constant)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}: {again}") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not JSON (line {error.lineno}, column {error.colno}: {error.msg}): {again}") from None
-    except RecursionError:
-        raise UserError(f"{path}: nested too deeply: {again}") from None
-    except ValueError:  # an integer of thousands of digits
-        raise UserError(f"{path}: holds a number that is too long: {again}") from None
+    raw = squad.read_bytes(path)
+    values = squad.parse_json(path, raw)
     if not isinstance(values, dict):
-        raise UserError(f"{path}: holds {_kind(values)}: {again}")
-    for question in values:
+        raise UserError(f"{path}: holds {_kind(values)}: write the {what} as one JSON object, question id to value")
+    text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    counts = Counter(question for question, _ in json.loads(text, object_pairs_hook=list))
+    for question, times in counts.items():
+        if times > 1:
+            raise UserError(f"{path}: id {_shown(question)} is there twice: keep one")
         if LONE_SURROGATE.search(question):
             raise UserError(f"{path}: id {_shown(question)} has a lone surrogate: write the file anew")
     return values
@@ -288,11 +257,11 @@ def main(argv=None):
     if math.isnan(args.na_threshold):
         parser.error("argument --na-threshold: NaN is no threshold: give a number")
 
-    from common.squad import read_squad  # here, because the scores above know nothing of files
+    from common import squad  # here, because the scores above know nothing of files
 
     predictions = read_predictions(args.predictions)
     na_probs = read_na_probs(args.na_probs) if args.na_probs else None
-    data = read_squad(args.data)
+    data = squad.read_squad(args.data)
     rule = args.rule or data.version
     if rule == "1.1" and na_probs is not None:
         raise UserError(f"{args.data}: rule 1.1 knows no no-answer scores: leave --na-probs out or add --rule 2.0")

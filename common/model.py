@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import nn
 
 from common.errors import UserError
@@ -231,14 +232,17 @@ def find_model(name):
             raise UserError(f"{name}: no config.json there; name a model folder or a Hugging Face model")
         if in_hub_cache(name):
             return str(name), str(name)
+        if name.count("/") != 1 and name != "bert-base-uncased":
+            raise UserError(f"{name}: no such folder, nor in the Hugging Face cache; other models are named owner/name")
         raise UserError(
             f"{name}: no such folder, and not in the Hugging Face cache; `python -m tools.fetch {name}` first"
         )
     fetched = ROOT / "data" / "models" / "bert-base-uncased"
     if (fetched / "config.json").is_file():
         return str(fetched), "bert-base-uncased"
-    if in_hub_cache("bert-base-uncased"):
-        return "bert-base-uncased", "bert-base-uncased"
+    for name in ("bert-base-uncased", "google-bert/bert-base-uncased"):
+        if in_hub_cache(name):
+            return name, "bert-base-uncased"
     return minilm_folder(), MINILM
 
 
@@ -297,7 +301,7 @@ def load_config(name):
 
     try:
         return AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # transformers raises many kinds for a damaged file
         raise UserError(f"{name}: no usable config.json ({shorten(' '.join(str(error).split()), 160)})") from None
 
 
@@ -309,16 +313,23 @@ def positions(config):
     return limit
 
 
-def load_model(name, attention="sdpa", dropout=None, attention_dropout=0.0):
+def load_model(
+    name, attention="sdpa", dropout=None, attention_dropout=0.0, vocabulary=0, needs_head=False, log=lambda text: None
+):
     """A SpanModel in fp32 on the CPU; a network without a span head gets a new one from torch's random state.
 
     attention: "flash" or "sdpa"; a network that cannot take packed windows is "padded" instead, see its `attention`.
-    dropout: of the hidden layers, None for the model's own value. Only safetensors are read and no code is executed.
+    dropout: of the hidden layers, None for the model's own value. vocabulary: the tokenizer's size, which must fit.
+    needs_head: refuse a network without a trained span head. Only safetensors are read and no code is executed.
     """
     import transformers
     from transformers import AutoModelForQuestionAnswering
 
     config = load_config(name)
+    if vocabulary > getattr(config, "vocab_size", vocabulary):
+        raise UserError(
+            f"{name}: the tokenizer has {vocabulary} entries, the model {config.vocab_size}; they do not fit"
+        )
     if weights_file(name) is None:
         raise UserError(f"{name}: no model.safetensors; other weight formats can execute code and are not read")
     hidden = ("hidden_dropout_prob", "dropout", "qa_dropout") if dropout is not None else ()
@@ -334,25 +345,40 @@ def load_model(name, attention="sdpa", dropout=None, attention_dropout=0.0):
     transformers.logging.set_verbosity_error()  # it would report the new head and the unused pooler at length
     transformers.logging.disable_progress_bar()  # of reading and writing a single file
     try:
-        network = AutoModelForQuestionAnswering.from_pretrained(
+        network, loading = AutoModelForQuestionAnswering.from_pretrained(
             name,
             config=config,
             dtype=torch.float32,
             attn_implementation="packed" if packed else None,
             use_safetensors=True,
+            output_loading_info=True,
             local_files_only=True,
             trust_remote_code=False,
         )
     except Exception as error:  # safetensors and transformers raise many kinds for a damaged folder
+        if "mismatch" in str(error):
+            raise UserError(f"{name}: its weights do not fit its config.json; fetch the model again") from None
         raise UserError(f"{name}: cannot be loaded ({shorten(' '.join(str(error).split()), 200)})") from None
     finally:
         transformers.logging.set_verbosity(verbosity)
+    missing = sorted(key for key in loading["missing_keys"] if needs_head or not key.startswith("qa_outputs."))
+    if missing:
+        raise UserError(
+            f"{name}: {len(missing)} weights are missing, first {missing[0]}; "
+            + (
+                "it has no trained span head: fine-tune it first"
+                if missing[0].startswith("qa_outputs.")
+                else "is it whole?"
+            )
+        )
     model = SpanModel(network, "sdpa" if packed else "padded")
     if packed and not packs(model):
         network.set_attn_implementation("sdpa")
         model.attention = "padded"
     elif packed:
         model.attention = attention
+    if model.attention == "padded":
+        log(f"note: {config.model_type} cannot take packed windows; they are padded inside the model, which is slower")
     return model
 
 
@@ -418,9 +444,10 @@ def save_model(model, state, tokenizer, folder, settings):
         state = {name.removeprefix("network."): tensor for name, tensor in state.items()}
         model.network.save_pretrained(new, state_dict=state)
         tokenizer.save_pretrained(new)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(new, ignore_errors=True)
-        raise UserError(f"{folder}: cannot be written: {error.strerror or error}; free some space") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{folder}: cannot be written: {reason}; free some space") from None
     if folder.exists():
         folder.rename(old)
     new.rename(folder)

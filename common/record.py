@@ -11,12 +11,15 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+import torch
+
+from common.driver import driver_cuda
 from common.errors import UserError
 from common.model import count_parameters, file_sha256, weights_file
 from common.runtime import cpu_count, process_seconds
 from common.squad import ROOT
 
-SCHEMA = 1
+SCHEMA = 2
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pandas", "tensorboard")
 
 
@@ -38,9 +41,32 @@ def write_json(path, value, indent=None):
         ) from None
 
 
+def read_lock(path):
+    """What a lock says of its holder, for a message."""
+    try:
+        return ", ".join(f"{key} {value}" for key, value in json.loads(path.read_text()).items() if value)
+    except (OSError, ValueError, AttributeError):
+        return "not readable"
+
+
 def default_name():
     """The Slurm job id, or the time to the second."""
     return os.environ.get("SLURM_JOB_ID") or time.strftime("%Y%m%d-%H%M%S")
+
+
+def check_free(runs_dir, name):
+    """UserError if a run folder of this name cannot be made; asked before the work starts."""
+    name = name or default_name()
+    if Path(name).name != name or name in (".", ".."):
+        raise UserError(f"--run-name {name}: must be a plain name; --runs-dir says where the folder goes")
+    path = Path(runs_dir) / name
+    if (path / "run.json").exists():
+        raise UserError(f"{path}: holds a run already; name another --run-name, or remove the folder")
+    for folder in (path, *path.parents):
+        if folder.exists():
+            if not folder.is_dir() or not os.access(folder, os.W_OK):
+                raise UserError(f"{folder}: is not a folder that can be written to; name another --runs-dir")
+            break
 
 
 def git_state():
@@ -66,6 +92,8 @@ def environment():
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = None
+    if torch.cuda.is_available():
+        versions |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver_cuda": driver_cuda()}
     return {
         "host": socket.gethostname(),
         "job_id": os.environ.get("SLURM_JOB_ID"),
@@ -84,8 +112,6 @@ class RunFolder:
 
     def __init__(self, runs_dir, name, write=True):
         name = name or default_name()
-        if Path(name).name != name or name in (".", ".."):
-            raise UserError(f"--run-name {name}: must be a plain name; --runs-dir says where the folder goes")
         self.path = Path(runs_dir) / name
         self.write = write
         self.record = {}
@@ -95,18 +121,20 @@ class RunFolder:
 
     def _claim(self):
         """Make the folder and take its lock; a second run in the same folder is refused."""
+        check_free(self.path.parent, self.path.name)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be made: {error.strerror}; name another --runs-dir") from None
-        if (self.path / "run.json").exists():
-            raise UserError(f"{self.path}: holds a run already; name another --run-name, or remove the folder")
         owner = {"host": socket.gethostname(), "pid": os.getpid(), "job_id": os.environ.get("SLURM_JOB_ID")}
         try:
             with open(self.path / "lock", "x") as file:
                 json.dump(owner, file)
         except FileExistsError:
-            raise UserError(f"{self.path}: another run holds its lock; name another --run-name") from None
+            raise UserError(
+                f"{self.path}: taken by the run that its lock names ({read_lock(self.path / 'lock')}); name another "
+                f"--run-name, or remove {self.path / 'lock'} if that run is gone"
+            ) from None
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror}; name another --runs-dir") from None
 
@@ -173,6 +201,9 @@ def describe(args, strategy, model, sets, features, world_size, places, seconds)
         "model": {
             "name": args.model_name,
             "type": model.network.config.model_type,
+            "dropout": getattr(
+                model.network.config, "hidden_dropout_prob", getattr(model.network.config, "dropout", None)
+            ),
             "parameters": parameters,
             "parameters_outside_embeddings": outside,
             "sha256": file_sha256(weights) if weights else None,

@@ -22,6 +22,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # --precision: the type 
 # Dense matrix peak in half precision, FLOP/s, by a part of the name that CUDA gives the card (vendor's data sheets).
 PEAK_FLOPS = {
     "H200": 989e12,
+    "H100 NVL": 835e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
     "A100": 312e12,
@@ -102,6 +103,8 @@ def topology(places):
                 f"warning: rank {one['rank']}: {one['other_processes']} other processes hold memory on its GPU; "
                 "timings of this run are spoilt"
             )
+    if places[0]["uuid"] and places[0]["other_processes"] is None:
+        lines.append("note: no utilisation, power and energy in the record: `pip install -r requirements-report.txt`")
     shared = sorted({one["host"] for one in places if one["node_shared"]})
     if shared:
         lines.append(f"warning: {', '.join(shared)}: other jobs may share the node (--exclusive), which spoils timings")
@@ -119,12 +122,13 @@ def device_name(device):
     return "CPU"
 
 
-def peak_flops(device):
-    """The card's dense half-precision peak in FLOP/s, or None where it is not known."""
-    if device.type != "cuda":
+def peak_flops(device, precision):
+    """The card's dense matrix peak in FLOP/s at this precision (tf32: half of bf16's); None if it is not known."""
+    if device.type != "cuda" or precision == "fp32":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+    peak = next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+    return peak / 2 if peak and precision == "tf32" else peak
 
 
 def cpu_count():
@@ -206,8 +210,8 @@ def process_seconds():
     try:
         ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):
-        return time.perf_counter()
+    except (OSError, AttributeError):  # not Linux
+        return None
 
 
 def synchronize(device):
@@ -267,8 +271,12 @@ class Profiler:
         def ready(profiler):
             profiler.export_chrome_trace(str(Path(folder) / "trace.json"))
             log(profiler.key_averages().table(sort_by=order, row_limit=12, max_name_column_width=60))
-            log(f"trace of {active} steps: {folder}/trace.json (open it in https://ui.perfetto.dev)")
+            log(
+                f"trace of {active} steps: {folder}/trace.json (open it in https://ui.perfetto.dev); it slows the epoch"
+            )
+            self.traced = True
 
+        self.log, self.traced, self.needed = log, False, skip + 2 + active
         schedule = torch.profiler.schedule(wait=skip, warmup=2, active=active, repeat=1)
         self.profiler = torch.profiler.profile(activities=kinds, schedule=schedule, on_trace_ready=ready)
         self.profiler.start()
@@ -281,6 +289,8 @@ class Profiler:
         if self.profiler is not None:
             self.profiler.stop()
             self.profiler = None
+            if not self.traced:
+                self.log(f"warning: no trace: the epoch has fewer than the {self.needed} steps that one needs")
 
 
 def peak_memory(device):
@@ -316,7 +326,10 @@ class Monitor:
         if rank == 0:
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
-            self.writer = SummaryWriter(folder.path / "tensorboard")
+            try:
+                self.writer = SummaryWriter(folder.path / "tensorboard")
+            except OSError as error:
+                raise UserError(f"{folder.path}/tensorboard: cannot be written: {error}") from None
 
     def begin_epoch(self, epoch, plan):
         """Start the clocks of an epoch that will train on the global batches of `plan`."""
@@ -380,7 +393,8 @@ class Monitor:
         self.profiler.stop()
         synchronize(self.device)
         now = time.perf_counter()
-        steady = max(now - self.steady, 1e-9) if self.steady_windows else math.inf
+        warm = self.warmup_seconds is not None and self.steady_windows
+        steady = max(now - self.steady, 1e-9) if warm else math.inf  # no throughput of what was warm-up alone
         return {
             "epoch": self.epoch,
             "train_loss": self.loss_sum / self.windows_seen,
@@ -398,7 +412,7 @@ class Monitor:
         epoch = training | figures | {f"{name}_seconds": value for name, value in seconds.items()} | {"best": best}
         if training["tokens_per_second"]:
             flops = training["tokens_per_second"] * flops_per_token(model, self.lengths)
-            peak = peak_flops(self.device)
+            peak = peak_flops(self.device, self.args.precision)
             epoch["model_flops_per_second"] = flops
             epoch["share_of_peak"] = flops / (peak * self.world_size) if peak else None
         if self.writer:

@@ -30,6 +30,7 @@ FAULTS = {
     "surrogate": "a lone surrogate is not text: replaced by U+FFFD",
     "contradiction": "is_impossible is true and answers are given: is_impossible is believed",
     "no answers": "answerable, but no answers are given: not used as a label",
+    "no tokens": "the tokenizer drops all of the answer's characters: not used as a label",
     "blank context": "the context holds no text: no answer can be found in it",
     "long question": "the question leaves too little of the window: cut, see --max-length and --overlap",
 }
@@ -250,7 +251,8 @@ def split_frame(frame, fraction, by):
         drawn[generator.permutation(len(frame))[:wanted]] = True
     if drawn.all() or not drawn.any():
         raise UserError(
-            f"a fraction of {fraction} of {len(frame)} questions leaves one side empty; change the fraction"
+            f"a fraction of {fraction} of {len(frame)} questions leaves one side empty; change --dev-fraction or "
+            "--tune-fraction"
         )
     return frame[~drawn].reset_index(drop=True), frame[drawn].reset_index(drop=True)
 
@@ -287,7 +289,10 @@ class QuestionSet:
                 frame = frame.head(values[0])
             elif name == "split":
                 fraction, by, side = values
-                frame = split_frame(frame, fraction, by)[side]
+                try:
+                    frame = split_frame(frame, fraction, by)[side]
+                except UserError as error:
+                    raise UserError(f"{self.path}: {error}") from None
             elif name == "first answer":
                 frame = frame.assign(answers=[answers[:1] for answers in frame["answers"]])
         frame = frame.reset_index(drop=True)

@@ -2,11 +2,14 @@
 
 import json
 import math
+import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from squad_dir import squad_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import ROOT, SAMPLE, SAMPLE_V2, minilm_tokenizer, save_network
@@ -68,16 +71,16 @@ def record(folder):
 def test_a_run_leaves_a_whole_folder(train, small_model):
     folder = train("whole", "--epochs", "2", "--log-every", "4", "--learning-rate", "1e-3")
     run = record(folder)
-    assert run["status"] == "finished" and run["schema"] == 1 and run["strategy"] == "baseline"
+    assert run["status"] == "finished" and run["schema"] == 2 and run["strategy"] == "baseline"
     assert run["world_size"] == 1 and run["attempts"][0]["steps"] == 12 and len(run["epochs"]) == 2
     assert run["data"]["train"]["questions"] == 48 and len(run["data"]["train"]["sha256"]) == 64
     assert run["arguments"]["batch_size"] == 8 and run["precision"] == "fp32" and run["attention"] == "sdpa"
     assert run["model"]["parameters"] > run["model"]["parameters_outside_embeddings"] > 0
     assert run["peak_memory_bytes"][0] > 1e7 and run["versions"]["torch"] == torch.__version__
     assert {"prepare_data", "load", "warmup", "total"} <= set(run["seconds"])
+    assert run["epochs"][1]["model_flops_per_second"] > 0 and run["epochs"][1]["share_of_peak"] is None
     for epoch in run["epochs"]:
         assert {"train_loss", "dev_loss", "exact", "f1", "train_seconds", "evaluation_seconds"} <= set(epoch)
-        assert epoch["model_flops_per_second"] > 0
     assert not (folder / "lock").exists()
 
     predictions = json.loads((folder / "predictions.json").read_text())
@@ -148,7 +151,6 @@ def test_early_stopping_and_best_and_last_model(train, monkeypatch):
     folder = train("stopping", "--epochs", "5", "--patience", "2", "--learning-rate", "1e-3", examples=16)
     run = record(folder)
     assert [epoch["best"] for epoch in run["epochs"]] == [True, True, False, False] and run["status"] == "finished"
-    from safetensors.torch import load_file
 
     best, last = (load_file(folder / name / "model.safetensors") for name in ("model", "model-last"))
     assert any(not torch.equal(best[name], last[name]) for name in best)
@@ -240,15 +242,126 @@ def test_a_second_run_in_a_folder_is_refused(train):
         (["--overlap", "380"], "leaves no room"),
         (["--precision", "fp16"], "needs a GPU"),
         (["--attention", "flash"], "needs CUDA"),
-        (["--model", "no-such-model"], "tools.fetch no-such-model"),
+        (["--model", "no-such-model"], "named owner/name"),
+        (["--model", "no-such/model"], "tools.fetch no-such/model"),
         (["--run-name", "../elsewhere"], "plain name"),
         (["--train-file", str(SAMPLE / "train.json")], "needs --dev-file"),
         (["--evaluate-only", str(ROOT / "tests")], "no config.json"),
+        (["--evaluate-only", "x", "--dev-fraction", "0.5"], "--dev-fraction has no meaning with --evaluate-only"),
+        (["--tune-fraction", "0.2"], "training data is SQuAD v1.1"),
+        (["--seed", "-5"], "--seed: '-5' is not a whole number from 0"),
+        (["--epochs", "0"], "--epochs: '0' is not a whole number from 1"),
+        (["--warmup", "1"], "less than 1"),
+        (["--learning-rate", "nan"], "--learning-rate: 'nan' is not a number from 0"),
+        (["--max-grad-norm", "0"], "a number above 0"),
+        (["--patience", "-1"], "a whole number from 0"),
+        (["--overlap", "-1"], "a whole number from 0"),
+        (["--batch-size", "many"], "'many' is not a whole number"),
+        (["--no-such-option"], "unrecognized arguments: --no-such-option"),
+        (["--runs-dir", str(ROOT / "README.md")], "not a folder that can be written to"),
+        (["--dev-fraction", "0.5"], "exclude each other"),
     ],
 )
 def test_settings_that_cannot_work_stop_at_once(train, options, message):
     with pytest.raises(UserError, match=message):
         train("refused", *options)
+
+
+def changed_copy(source, target, file, change):
+    """A model folder's copy in which one JSON file is changed."""
+    shutil.copytree(source, target)
+    value = json.loads((target / file).read_text())
+    change(value)
+    (target / file).write_text(json.dumps(value))
+    return target
+
+
+def test_model_folders_that_would_give_nonsense_are_refused(train, small_model, tmp_path):
+    wordless = tmp_path / "wordless"
+    shutil.copytree(small_model, wordless)
+    for file in wordless.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(UserError, match=r"wordless: (its tokenizer knows no words|no usable tokenizer)"):
+        train("wordless", "--model", str(wordless))
+    small = changed_copy(small_model, tmp_path / "small", "config.json", lambda c: c.update(vocab_size=100))
+    with pytest.raises(UserError, match="the tokenizer has 30522 entries, the model 100"):
+        train("vocabulary", "--model", str(small))
+    typed = changed_copy(small_model, tmp_path / "typed", "config.json", lambda c: c.update(hidden_size="x"))
+    with pytest.raises(UserError, match=r"no usable config.json"):
+        train("typed", "--model", str(typed))
+    wide = changed_copy(small_model, tmp_path / "wide", "config.json", lambda c: c.update(intermediate_size=99))
+    with pytest.raises(UserError, match=r"weights do not fit its config.json"):
+        train("wide", "--model", str(wide))
+
+    weights = load_file(small_model / "model.safetensors")
+    for name, prefix, message in (
+        ("headless", "qa_outputs.", "no trained span head"),
+        ("hollow", "bert.encoder.layer.1.", "is it whole"),
+    ):
+        folder = tmp_path / name
+        shutil.copytree(small_model, folder)
+        kept = {key: tensor for key, tensor in weights.items() if not key.startswith(prefix)}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(UserError, match=message):
+            train(name, "--evaluate-only", str(folder), "--dev-file", str(SAMPLE / "dev.json"))
+
+
+def test_a_damaged_section_of_settings_is_refused(train, small_model, tmp_path):
+    good = {"version": "2.0", "null_threshold": 0.5, "max_length": 128, "overlap": 32, "max_answer_tokens": 5}
+    dev = ["--dev-file", str(SAMPLE_V2 / "dev.json"), "--max-dev-examples", "12"]
+    for number, wrong in enumerate(({"max_length": "abc"}, {"null_threshold": "high"}, {"overlap": None})):
+        folder = changed_copy(
+            small_model, tmp_path / str(number), "config.json", lambda c, wrong=wrong: c.update(squad={**good, **wrong})
+        )
+        with pytest.raises(UserError, match='"squad" section is damaged'):
+            train("damaged", "--evaluate-only", str(folder), *dev)
+    folder = changed_copy(small_model, tmp_path / "good", "config.json", lambda c: c.update(squad=good))
+    stored = record(train("stored", "--evaluate-only", str(folder), *dev))["arguments"]
+    assert (stored["max_length"], stored["overlap"], stored["max_answer_tokens"]) == (128, 32, 5)
+    asked = record(train("asked", "--evaluate-only", str(folder), *dev, "--max-length", "256"))["arguments"]
+    assert (asked["max_length"], asked["overlap"], asked["max_answer_tokens"]) == (256, 32, 5)
+
+
+def test_the_lock_names_its_holder(train, tmp_path):
+    folder = tmp_path / "runs" / "held"
+    folder.mkdir(parents=True)
+    (folder / "lock").write_text('{"host": "n7", "pid": 41, "job_id": "9"}')
+    with pytest.raises(UserError, match=r"host n7, pid 41, job_id 9\); .*remove .*lock if that run is gone"):
+        train("held")
+
+
+def test_a_broken_model_has_no_clean_dev_loss(train, monkeypatch):
+    losses = baseline.evaluate.__globals__["window_losses"]
+    monkeypatch.setitem(
+        baseline.evaluate.__globals__, "window_losses", lambda *arguments: losses(*arguments) * float("nan")
+    )
+    folder = train("broken", "--epochs", "1", examples=8)
+    assert math.isnan(record(folder)["epochs"][0]["dev_loss"])
+
+
+def test_short_runs_report_no_throughput(train):
+    epoch = record(train("short", "--epochs", "1", examples=16))["epochs"][0]
+    assert epoch["windows_per_second"] is None and epoch["train_seconds"] > 0
+    assert "model_flops_per_second" not in epoch
+
+
+def test_the_default_learns(monkeypatch, tmp_path, capsys):
+    """No options but a smaller part of the sample: the pretrained default model, rising F1, both yardsticks printed."""
+    monkeypatch.setattr(
+        sys, "argv",
+        ["baseline.py", "--max-train-examples", "240", "--max-dev-examples", "60", "--runs-dir", str(tmp_path),
+         "--cache-dir", str(tmp_path / "cache"), "--run-name", "default", "--device", "cpu"],
+    )  # fmt: skip
+    monkeypatch.setenv("SQUAD_DIR", str(tmp_path / "absent"))
+    baseline.main()
+    out = capsys.readouterr().out
+    assert "small bundled sample" in out and "tools.fetch squad-v1.1" in out and "learning rate 0.0003" in out
+    untrained = float(re.search(r"untrained model: dev EM [\d.]+, F1 ([\d.]+)", out).group(1))
+    empty = float(re.search(r"answering nothing: EM [\d.]+, F1 ([\d.]+)", out).group(1))
+    first, second = (epoch["f1"] for epoch in record(tmp_path / "default")["epochs"])
+    assert second > first and second > max(untrained, empty) + 10
+    predictions = json.loads((tmp_path / "default" / "predictions.json").read_text())
+    assert sum(map(bool, predictions.values())) > len(predictions) / 2
 
 
 def test_an_expected_error_is_one_line_and_status_2(tmp_path):

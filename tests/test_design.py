@@ -1,6 +1,7 @@
 """Rules of the design that a reader cannot see at a glance: what the scripts differ in, and who knows whom."""
 
 import ast
+import copy
 import difflib
 import re
 
@@ -46,14 +47,22 @@ def test_the_scripts_have_the_same_functions():
 def test_what_matters_stands_in_the_scripts(call, scripts):
     assert {name for name in SCRIPTS if call in (ROOT / name).read_text()} == scripts
     for path in COMMON:
-        code = re.sub(r'""".*?"""', "", path.read_text(), flags=re.S)
-        assert call not in code, f"{call} is hidden in {path.name}"
+        assert call not in code(ast.parse(path.read_text())), f"{call} is hidden in {path.name}"
 
 
-def imports(path):
-    """Names of all modules that a file imports, wherever in it."""
+def code(tree):
+    """A parsed file as text without comments and docstrings."""
+    tree = copy.deepcopy(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            node.value.value = ""
+    return ast.unparse(tree)
+
+
+def imports(tree):
+    """Names of all modules that a parsed file or a part of it imports, wherever in it."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -64,25 +73,62 @@ def imports(path):
 
 def test_common_imports_no_script_and_no_tool():
     for path in COMMON:
-        own = {name.split(".")[0] for name in imports(path)}
+        own = {name.split(".")[0] for name in imports(ast.parse(path.read_text()))}
         assert not own & {"tools", "benchmarks", *(name.removesuffix(".py") for name in SCRIPTS)}, path.name
 
 
+def knows(tree, module):
+    """Whether a parsed file, or a part of it, imports this module or one within it, or names it in its code."""
+    imported = any(f"{name}.".startswith(f"{module}.") for name in imports(tree))
+    return imported or re.search(rf"\b{re.escape(module)}\b", code(tree)) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch.distributed",
+        "import torch.distributed.fsdp as fsdp",
+        "from torch import distributed as dist",
+        "def f():\n    from torch.distributed.fsdp import fully_shard",
+        "import torch\nrank = torch.distributed.get_rank()",
+        "importlib.import_module('torch.distributed')",
+    ],
+)
+def test_knowing_torch_distributed_is_noticed(text):
+    assert knows(ast.parse(text), "torch.distributed")
+
+
+def test_prose_and_other_names_are_not_knowledge():
+    text = '"""As torch.distributed does."""\nimport torch.distributions  # torch.distributed\n'
+    assert not knows(ast.parse(text), "torch.distributed")
+
+
 def test_torch_distributed_is_known_to_few():
-    allowed = {"distributed.py", "distributed_ddp.py", "distributed_fsdp.py", "allreduce.py"}
-    for path in [*COMMON, *(ROOT / "tools").glob("*.py"), *(ROOT / s for s in SCRIPTS)]:
-        if any(name.startswith("torch.distributed") for name in imports(path)):
-            assert path.name in allowed, f"{path.name} imports torch.distributed"
-    assert "common.distributed" not in imports(ROOT / "baseline.py")
+    paths = [*COMMON, *(ROOT / "tools").glob("*.py"), *(ROOT / s for s in SCRIPTS)]
+    found = {path.name for path in paths if knows(ast.parse(path.read_text()), "torch.distributed")}
+    assert found == {"distributed.py", "distributed_ddp.py", "distributed_fsdp.py"}
+    assert not knows(ast.parse((ROOT / "baseline.py").read_text()), "common.distributed")
+
+
+FORBIDDEN = [f"common.{name}" for name in ("squad", "features", "model", "runtime", "record", "args", "evaluation")]
+COMMAND_LINE = {"metrics": {"main", "read_predictions", "read_na_probs", "_read_object"}}  # these may know of files
 
 
 @pytest.mark.parametrize("name", ["batches", "answers", "metrics"])
 def test_pure_modules_know_no_files_models_or_ranks(name):
     tree = ast.parse((ROOT / "common" / f"{name}.py").read_text())
-    known = {
-        node.module
-        for node in tree.body  # at the top: a main() for the command line may read files
-        if isinstance(node, ast.ImportFrom)
-    }
-    assert not known & {f"common.{other}" for other in ("squad", "features", "model", "runtime", "record", "args")}
-    assert not {"common.distributed", "torch.distributed", "transformers"} & imports(ROOT / "common" / f"{name}.py")
+    for module in ("common.distributed", "torch.distributed", "transformers"):
+        assert not knows(tree, module), f"{name}.py knows {module}"
+    command_line = COMMAND_LINE.get(name, set())
+    assert command_line <= {getattr(node, "name", None) for node in tree.body}
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not {"open", "Path", "pathlib"} & names, f"{name}.py opens files"
+    assert not {"open", "read_text", "write_text", "write_bytes"} & attributes, f"{name}.py opens files"
+    for node in tree.body:
+        if getattr(node, "name", None) in command_line or ast.unparse(node).startswith("if __name__ =="):
+            continue
+        for module in FORBIDDEN:
+            assert not knows(node, module), f"{name}.py, line {node.lineno}: knows {module}"
+        used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        assert not used & command_line, f"{name}.py, line {node.lineno}: {used & command_line} read files"

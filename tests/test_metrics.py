@@ -1,6 +1,7 @@
 """The official scores: by hand, by an independent rewriting, by published predictions, and on the command line."""
 
 import gzip
+import hashlib
 import json
 import math
 import string
@@ -287,6 +288,35 @@ def test_the_command_line_on_published_predictions():
     assert json.loads(done.stdout) == scores
 
 
+def no_answer_score(question):
+    """A number from 0 to 1 for an id, often the same for two: larger where the question has no answer, mostly."""
+    digest = hashlib.sha256(question.encode()).digest()
+    return (digest[0] + digest[1] + 128 * (question > "58")) / 638  # ids without an answer start with 5a, others 56, 57
+
+
+def test_no_answer_scores_on_published_predictions():
+    """Against figures of a plain program of evaluate-v2.0.py's rules, once computed: no tolerance."""
+    gold = read_gold(squad_file("dev-v2.0.json.gz"))
+    path = squad_file("reference/v2.0-bert-single.predictions.json.gz")
+    predictions = json.loads(gzip.decompress(path.read_bytes()))
+    na_probs = {question: no_answer_score(question) for question in gold}
+    assert list(evaluate(gold, predictions, "2.0", na_probs, na_threshold=0.6).items()) == [
+        ("exact", 78.30371430977848),
+        ("f1", 80.86042094842266),
+        ("total", 11873),
+        ("HasAns_exact", 64.81106612685561),
+        ("HasAns_f1", 69.93181139011834),
+        ("HasAns_total", 5928),
+        ("NoAns_exact", 91.75777964676199),
+        ("NoAns_f1", 91.75777964676199),
+        ("NoAns_total", 5945),
+        ("best_exact", 79.93767371346753),
+        ("best_exact_thresh", 0.7664576802507836),
+        ("best_f1", 82.96004146594059),
+        ("best_f1_thresh", 0.7711598746081505),
+    ]
+
+
 # The command line.
 
 
@@ -349,11 +379,11 @@ def test_no_answer_scores_and_threshold(folder):
 
 
 BAD = {  # content of a predictions file, and what the message must say
-    "not JSON": (b"q1: blue", "not JSON (line 1"),
-    "empty": (b"", "not JSON"),
+    "not JSON": (b"q1: blue", "not JSON: Expecting value at line 1"),
+    "empty": (b"", "the file is empty"),
     "truncated": (b'{"q1": "blue"', "not JSON"),
-    "byte-order mark": (b'\xef\xbb\xbf{"q1": "blue"}', "byte-order mark"),
-    "UTF-16": ('{"q1": "blue"}'.encode("utf-16"), "not UTF-8 at byte 0"),
+    "a byte-order mark alone": (b"\xef\xbb\xbf", "the file is empty"),
+    "UTF-16": ('{"q1": "blue"}'.encode("utf-16"), "not UTF-8 text (byte 0)"),
     "Latin-1": ('{"q1": "café"}'.encode("latin-1"), "not UTF-8"),
     "a list": (b'["blue"]', "holds a list"),
     "a text": (b'"blue"', "holds a text"),
@@ -363,9 +393,12 @@ BAD = {  # content of a predictions file, and what the message must say
     "a list for an answer": (b'{"q1": ["blue"]}', 'question "q1" is a list'),
     "an object for an answer": (b'{"q1": {"text": "blue"}}', 'question "q1" is an object'),
     "an id twice": (b'{"q1": "blue", "q2": "", "q1": "red"}', 'id "q1" is there twice'),
+    "an id twice, gzipped": (gzip.compress(b'{"q1": "blue", "q1": "blue"}'), 'id "q1" is there twice'),
+    "an id twice after a byte-order mark": (b'\xef\xbb\xbf{"q\xc3\xa9": "", "q\xc3\xa9": ""}', "is there twice"),
     "a lone surrogate": (b'{"q1": "\\ud83d"}', "lone surrogate"),
     "a lone surrogate in an id": (b'{"q\\udc00": "blue"}', "lone surrogate"),
-    "NaN": (b'{"q1": NaN}', "NaN"),
+    "NaN": (b'{"q1": NaN}', 'question "q1" is a number'),
+    "NaN alone": (b"NaN", "holds a number"),
     "nesting": (b"[" * 200_000, "nested too deeply"),
     "nested objects": (b'{"a":' * 200_000, "nested too deeply"),
     "a long number": (b'{"q1": ' + b"9" * 6000 + b"}", "number"),
@@ -398,8 +431,8 @@ def test_bad_predictions(folder, fault):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("NaN", "NaN"),
-        ("-Infinity", "Infinity"),
+        ("NaN", "is nan: write a finite number"),
+        ("-Infinity", "is -inf: write a finite number"),
         ("1e999", "is inf"),
         ('"0.5"', "is a text"),
         ("true", "is true"),
@@ -422,15 +455,29 @@ def test_no_answer_scores_that_do_not_fit(folder):
 
 
 def test_files_that_cannot_be_read_end_with_one_line_and_status_2(folder):
-    one_line(command(folder / "v2.json", folder / "absent.json"), folder / "absent.json", "no such file")
-    one_line(command(folder / "v2.json", folder), folder, "a folder")
+    one_line(command(folder / "v2.json", folder / "absent.json"), folder / "absent.json", "No such file")
+    one_line(command(folder / "v2.json", folder), folder, "directory")
     one_line(command(folder / "absent.json", folder / "good.json"), folder / "absent.json", "")
     (folder / "cut.json.gz").write_bytes(gzip.compress(b'{"q1": "blue"}' * 99)[:-12])
-    assert "not a whole gzip file" in from_main(folder / "v2.json", folder / "cut.json.gz")
-    (folder / "plain.json.gz").write_bytes(b'{"q1": "blue"}')
-    assert "not a whole gzip file" in from_main(folder / "v2.json", folder / "plain.json.gz")
-    (folder / "good.json.gz").write_bytes(gzip.compress((folder / "good.json").read_bytes()))
-    assert command(folder / "v2.json", folder / "good.json.gz").returncode == 0
+    assert "truncated or damaged gzip" in from_main(folder / "v2.json", folder / "cut.json.gz")
+
+
+def test_predictions_are_read_as_the_data_is(folder, capsys):
+    """Gzipped or not, whatever the name, with or without a byte-order mark."""
+    plain = (folder / "good.json").read_bytes()
+    main([str(folder / "v2.json"), str(folder / "good.json")])
+    expected = capsys.readouterr()
+    assert json.loads(expected.out)["total"] == 3
+    for name, content in (
+        ("zipped.json.gz", gzip.compress(plain)),
+        ("zipped.json", gzip.compress(plain)),
+        ("plain.json.gz", plain),
+        ("marked.json", b"\xef\xbb\xbf" + plain),
+        ("marked.json.gz", gzip.compress(b"\xef\xbb\xbf" + plain)),
+    ):
+        (folder / name).write_bytes(content)
+        main([str(folder / "v2.json"), str(folder / name)])
+        assert capsys.readouterr() == expected, name
 
 
 def test_a_wrong_squad_dir_fails_rather_than_skips(monkeypatch, tmp_path):

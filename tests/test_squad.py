@@ -347,11 +347,17 @@ def test_strings_that_differ_after_a_nul_are_different(tmp_path):
     """pandas 2 takes them for equal when it numbers or counts them."""
     tokenizer = word_tokenizer(tmp_path, ["abcdefgh"])
     contexts = ["ab\0 cd", "ab\0 efgh", "ab"]
-    articles = [tree(question(f"q{i}", "ab", 0), context=c, title=f"t\0{i}")["data"][0] for i, c in enumerate(contexts)]
+    ids = [f"q\0{i}" for i in range(3)]
+    asked = [question(name, "ab", 1) for name in ids]  # the answer is one place off: a fault each
+    articles = [
+        tree(q, context=c, title=f"t\0{i}")["data"][0] for i, (q, c) in enumerate(zip(asked, contexts, strict=True))
+    ]
     data = read({"data": articles})
     built = features.build(data, tokenizer, 32, 4)
     assert built.context_tokens.tolist() == [4, 6, 2]
-    assert audit(data, tokenizer, 32, 4)["contexts"] == 3
+    figures = audit(data, tokenizer, 32, 4)
+    assert (figures["contexts"], figures["articles"]) == (3, 3)
+    assert figures["fault_ids"] == {"misaligned": ids}
     kept, drawn = squad.split_frame(data.frame, 0.34, "article")
     assert len(kept) == 2 and len(drawn) == 1
 
