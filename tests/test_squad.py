@@ -534,7 +534,7 @@ def test_splits_by_article_come_as_near_as_articles_allow(sizes, fraction, drawn
     ("sizes", "fraction", "by", "message"),
     [
         ((9,), 0.2, "article", "single article.*--split-by question"),
-        ((2, 2), 0.001, "question", "one side empty; change the fraction"),
+        ((2, 2), 0.001, "question", "one side empty; change --dev-fraction"),
         ((2, 2), 0.999, "question", "one side empty"),
         ((2, 2), 0.001, "article", "one side empty"),
     ],
