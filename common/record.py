@@ -92,6 +92,7 @@ def environment():
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = None
+    versions["torch"] = torch.__version__  # says which CUDA the build is for, as the package's version may not
     if torch.cuda.is_available():
         versions |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver_cuda": driver_cuda()}
     return {
