@@ -41,7 +41,8 @@ def predict(
     score, start_logit, end_logit, start, end, each [W, n_best]; the same on every rank.
     """
     model.eval()
-    chunks = evaluation_chunks(features.lengths, max(chunk_tokens, features.max_length))
+    lengths = features.lengths  # once: the property computes them anew each time
+    chunks = evaluation_chunks(lengths, max(chunk_tokens, features.max_length))
     passes = -(-len(chunks) // world_size)
     mine = [chunks[i] if i < len(chunks) else [] for i in range(rank, passes * world_size, world_size)]
     batches = ([pack_share(features, windows, fixed_shapes)] for windows in mine)
@@ -70,7 +71,7 @@ def predict(
         }
         results.append(result)  # stays on the device: nothing waits for it until the last chunk
         if progress:
-            progress(int(features.lengths[windows].sum()) * world_size if len(windows) else 0)
+            progress(int(lengths[windows].sum()) * world_size if len(windows) else 0)
     outputs = {name: torch.cat([result[name] for result in results]).cpu().numpy() for name in results[0]}
     keep = outputs["window"] >= 0
     parts = gather({name: array[keep] for name, array in outputs.items()})  # all ranks take part

@@ -200,13 +200,13 @@ def build(data, tokenizer, max_length, overlap, log=lambda text: None):
         input_ids[base + context_at + piece + i] = token
 
     # Labels: the tokens of the first usable answer, where the window holds all of them; else [CLS].
-    first, last, usable = label_tokens(frame, paragraph, contexts, char_start, char_end, context_first, context_count)
+    first, last, located = label_tokens(frame, paragraph, contexts, char_start, char_end, context_first, context_count)
+    usable = located & (first <= last)
     first, last = first[question] - piece_start, last[question] - piece_start
     inside = usable[question] & (first >= 0) & (last < piece)
     start = np.where(inside, context_at + first, 0)
     end = np.where(inside, context_at + last, 0)
     no_label = ~usable & ~frame["is_impossible"].to_numpy()
-    located = np.array([any(place >= 0 for _, place in answers) for answers in frame["answers"]], bool)
     faults += [[frame["id"][i], "no tokens", ""] for i in np.flatnonzero(no_label & located)]
     start[no_label[question]] = end[no_label[question]] = -1
 
@@ -331,16 +331,17 @@ def tidy_spans(text, start, end):
 def label_tokens(frame, paragraph, contexts, char_start, char_end, context_first, context_count):
     """The tokens that overlap the non-blank characters of each question's first usable answer.
 
-    Returns first and last token, int64 [Q], counted from the context's first token, and whether there are any.
+    Returns first and last token, int64 [Q], counted from the context's first token (first is after last where the
+    tokenizer drops the whole answer), and whether the question has a usable answer, bool [Q].
     """
     begin, finish = np.zeros((2, len(frame)), np.int64)
-    usable = np.zeros(len(frame), bool)
+    located = np.zeros(len(frame), bool)
     for row, answers in enumerate(frame["answers"]):
         for text, place in answers:
             if place >= 0:
                 begin[row] = place + len(text) - len(text.lstrip())
                 finish[row] = place + len(text.rstrip())
-                usable[row] = True
+                located[row] = True
                 break
     # One search for all contexts: their characters are numbered on from context to context.
     text_at = positions_in_text(contexts)
@@ -348,9 +349,8 @@ def label_tokens(frame, paragraph, contexts, char_start, char_end, context_first
     begin, finish = begin + text_at[paragraph], finish + text_at[paragraph]
     first = np.searchsorted(char_end + shift, begin, side="right")  # the first token that ends after the answer begins
     last = np.searchsorted(char_start + shift, finish, side="left") - 1  # the last that starts before it ends
-    usable &= first <= last
     origin = context_first[paragraph]
-    return first - origin, last - origin, usable
+    return first - origin, last - origin, located
 
 
 def trainable_windows(features):
@@ -392,7 +392,7 @@ def prepare(questions, tokenizer, max_length, overlap, cache_dir, log=print, bui
             write_cache(temporary, folder, features)
         log(f"{features.meta['windows']:,} windows in {time.perf_counter() - started:.1f} s, cached in {folder}")
         features = read_cache(folder) or features
-    faults = squad.pd.DataFrame(features.meta["faults"], columns=["id", "fault", "detail"])
+    faults = squad.fault_frame(features.meta["faults"])
     line = squad.check_faults(questions.path, features.meta["questions"], faults)
     if line:
         log(f"warning: {line}")

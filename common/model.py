@@ -5,6 +5,7 @@ fp16) and `sdpa` (pads inside attention only; any device, any precision). Models
 the same batch padded in here; nobody else knows.
 """
 
+import functools
 import hashlib
 import importlib.util
 import math
@@ -272,6 +273,7 @@ def minilm_folder():
     return str(folder)
 
 
+@functools.cache  # the default model's weights are checked at load and named in the record
 def file_sha256(path):
     """sha256 of a file, as hexadecimal text."""
     digest = hashlib.sha256()

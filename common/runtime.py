@@ -340,7 +340,7 @@ class Monitor:
         self.sampler.begin()
         synchronize(self.device)
         self.started = self.steady = self.last_read = time.perf_counter()
-        self.steady_windows = self.steady_tokens = self.read_windows = 0
+        self.steady_windows = self.steady_tokens = 0
 
     def step(self, step, loss, norm, rate, windows):
         """Take one optimizer step: loss (this rank's part of the global mean) and norm are scalars on the device."""

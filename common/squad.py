@@ -177,7 +177,7 @@ def parse_squad(path, raw):
     faults += [(row[0], "no answers", "") for row in rows if not row[4] and not row[5]]
     frame = pd.DataFrame(rows, columns=["id", "title", "question", "context", "answers", "is_impossible"], dtype=object)
     frame["is_impossible"] = frame["is_impossible"].astype(bool)
-    return SquadData(str(path), version, frame, pd.DataFrame(faults, columns=["id", "fault", "detail"], dtype=object))
+    return SquadData(str(path), version, frame, fault_frame(faults))
 
 
 def locate(answer, start, context):
@@ -335,6 +335,11 @@ def question_sets(
         sets["tune"] = QuestionSet(train_file, (*train, ("split", tune_fraction, split_by, 1)))
         train = (*train, ("split", tune_fraction, split_by, 0))
     return {"train": QuestionSet(train_file, train), "dev": QuestionSet(find_file(dev_path), dev), **sets}
+
+
+def fault_frame(rows):
+    """Faults as a frame: one row each of question id, fault (a key of FAULTS) and detail."""
+    return pd.DataFrame(rows, columns=["id", "fault", "detail"], dtype=object)
 
 
 def fault_counts(faults):

@@ -41,7 +41,7 @@ def audit(data, tokenizer, max_length, overlap):
     lengths = features.lengths
     predictions, unlabelled = oracle_predictions(features, frame)
     oracle = official(gold_texts(frame), predictions, data.version)
-    faults = squad.pd.DataFrame(features.meta["faults"], columns=["id", "fault", "detail"])
+    faults = squad.fault_frame(features.meta["faults"])
     counts = squad.fault_counts(faults)
     percentiles = {f"length_p{p}": int(np.percentile(lengths, p)) for p in (0, 25, 50, 75, 95, 100)}
     return {
