@@ -6,6 +6,7 @@ The loop is `train_one_epoch`. The three scripts are one text: `diff baseline.py
 DistributedDataParallel adds, `diff distributed_ddp.py distributed_fsdp.py` what sharding changes.
 """
 
+import functools
 import time
 
 import torch
@@ -23,14 +24,35 @@ from common.evaluation import (
     write_results,
 )
 from common.features import load_tokenizer, prepare, trainable_windows
-from common.model import compile_layers, load_model, parameter_groups, save_model, span_loss
+from common.graphs import StepGraphs
+from common.model import compile_layers, compute_in, load_model, parameter_groups, save_model, span_loss
 from common.record import RunFolder, describe, model_settings
 from common.squad import question_sets
 
 
-def train_one_epoch(
-    model, optimizer, scheduler, scaler, plan, step, features, args, autocast, device, rank, world_size, monitor
-):
+def train_step(model, optimizer, scaler, max_grad_norm, device, world_size, micro_batches, windows):
+    """One optimizer step on this rank's micro-batches of a global batch of `windows` windows.
+
+    Returns its part of the loss and the gradient's norm before clipping. Nothing here waits for the device: on CUDA,
+    the step as a whole becomes a graph.
+    """
+    loss_sum = torch.zeros((), device=device)
+    for batch in micro_batches:
+        start_logits, end_logits = model(batch)
+        loss = span_loss(start_logits, end_logits, batch) / windows  # the global count, not this rank's
+        scaler.scale(loss).backward()
+        loss_sum += loss.detach()
+
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    optimizer.found_inf = (~norm.isfinite()).float()  # the fused step reads it on the device: 1 changes nothing
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return loss_sum, norm
+
+
+def train_one_epoch(run_step, model, scheduler, plan, step, features, args, device, rank, world_size, monitor):
     """Train on the global batches of `plan` (arrays of window numbers); returns the number of steps done so far.
 
     Every rank walks the same plan and takes its share of each global batch, in the same number of micro-steps.
@@ -40,25 +62,12 @@ def train_one_epoch(
     )
     model.train()
     for windows, micro_batches in zip(plan, prefetch(shares, device), strict=True):
-        loss_sum = torch.zeros((), device=device)
-        for micro, batch in enumerate(micro_batches):
-            runtime.seed_dropout(args.seed, step, micro, rank)
-            with autocast():
-                start_logits, end_logits = model(batch)
-            loss = span_loss(start_logits, end_logits, batch) / len(windows)  # the global count, not this rank's
-            scaler.scale(loss).backward()
-            loss_sum += loss.detach()
-
-        scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
-        optimizer.found_inf = (~norm.isfinite()).float()  # the fused step reads it on the device: 1 changes nothing
-        scaler.step(optimizer)
-        scaler.update()
+        runtime.seed_dropout(args.seed, step, rank)
+        loss, norm = run_step(micro_batches, len(windows))  # train_step, or its graph
         rate = scheduler.get_last_lr()[0]
         scheduler.step()
-        optimizer.zero_grad()
         step += 1
-        monitor.step(step, loss_sum, norm, rate, windows)  # waits for the device at log lines only
+        monitor.step(step, loss, norm, rate, windows)  # waits for the device at log lines only
     return step
 
 
@@ -70,7 +79,6 @@ def main():
     runtime.quiet_warnings()
     runtime.resolve_hardware(args, device)
     runtime.seed_everything(args.seed, args.deterministic)
-    autocast = runtime.autocast_for(device, args.precision)
     log = runtime.printer(rank)
     log(banner(args))
 
@@ -98,23 +106,26 @@ def main():
         needs_head=bool(args.evaluate_only),
         log=log,
     ).to(device)
+    compute_in(model, runtime.HALF.get(args.precision))
     if args.compile:
         compile_layers(model)
     if args.evaluate_only:
-        return evaluate_only(
-            model, features, sets, args, autocast, device, places, rank, world_size, gather, seconds, log
-        )
+        return evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log)
     trainable = trainable_windows(features["train"])
     total_steps = args.epochs * -(-len(trainable) // args.batch_size)
-    optimizer = torch.optim.AdamW(parameter_groups(model, args.weight_decay), lr=args.learning_rate, fused=True)
+    groups = parameter_groups(model, args.weight_decay)
+    adamw = {"lr": torch.tensor(args.learning_rate, device=device), "fused": True, "capturable": True}
+    optimizer = torch.optim.AdamW(groups, **adamw)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(total_steps, args.warmup))
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
+    step_function = functools.partial(train_step, model, optimizer, scaler, args.max_grad_norm, device, world_size)
+    run_step = StepGraphs(step_function, device, args.cuda_graphs)
     threshold = first_threshold(features)  # None: trained on v1.1, never abstains
     seconds["load"] = time.perf_counter() - clock
 
     def score_set(name):  # all ranks take part
         data = sets[name].data
-        return evaluate(model, features[name], data, args, autocast, device, threshold, rank, world_size, gather)
+        return evaluate(model, features[name], data, args, device, threshold, rank, world_size, gather)
 
     with RunFolder(args.runs_dir, args.run_name, write=rank == 0) as folder:
         folder.update(describe(args, "baseline", model, sets, features, world_size, places, seconds))
@@ -140,15 +151,13 @@ def main():
             plan = plan_epoch(trainable, args.batch_size, args.seed, epoch)
             monitor.begin_epoch(epoch, plan)
             step = train_one_epoch(
+                run_step,
                 model,
-                optimizer,
                 scheduler,
-                scaler,
                 plan,
                 step,
                 features["train"],
                 args,
-                autocast,
                 device,
                 rank,
                 world_size,

@@ -6,6 +6,7 @@ The loop is `train_one_epoch`. The three scripts are one text: `diff baseline.py
 DistributedDataParallel adds, `diff distributed_ddp.py distributed_fsdp.py` what sharding changes.
 """
 
+import functools
 import time
 
 import torch
@@ -24,14 +25,37 @@ from common.evaluation import (
     write_results,
 )
 from common.features import load_tokenizer, prepare, trainable_windows
-from common.model import compile_layers, encoder_layers, load_model, parameter_groups, save_model, span_loss
+from common.graphs import StepGraphs
+from common.model import compile_layers, compute_in, encoder_layers, load_model, parameter_groups, save_model, span_loss
 from common.record import RunFolder, describe, model_settings
 from common.squad import question_sets
 
 
-def train_one_epoch(
-    model, optimizer, scheduler, scaler, plan, step, features, args, autocast, device, rank, world_size, monitor
-):
+def train_step(model, optimizer, scaler, max_grad_norm, device, world_size, micro_batches, windows):
+    """One optimizer step on this rank's micro-batches of a global batch of `windows` windows.
+
+    Returns its part of the loss and the gradient's norm before clipping. Nothing here waits for the device: on CUDA,
+    the step as a whole becomes a graph.
+    """
+    loss_sum = torch.zeros((), device=device)
+    for batch in micro_batches:
+        last = batch is micro_batches[-1]
+        model.set_requires_gradient_sync(last)  # gradients travel once a step
+        start_logits, end_logits = model(batch)
+        loss = span_loss(start_logits, end_logits, batch) / windows  # the global count, not this rank's
+        scaler.scale(loss * world_size).backward()  # the mean over ranks is taken, the sum is wanted
+        loss_sum += loss.detach()
+
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).full_tensor()
+    optimizer.found_inf = (~norm.isfinite()).float()  # the fused step reads it on the device: 1 changes nothing
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return loss_sum, norm
+
+
+def train_one_epoch(run_step, model, scheduler, plan, step, features, args, device, rank, world_size, monitor):
     """Train on the global batches of `plan` (arrays of window numbers); returns the number of steps done so far.
 
     Every rank walks the same plan and takes its share of each global batch, in the same number of micro-steps.
@@ -41,27 +65,12 @@ def train_one_epoch(
     )
     model.train()
     for windows, micro_batches in zip(plan, prefetch(shares, device), strict=True):
-        loss_sum = torch.zeros((), device=device)
-        for micro, batch in enumerate(micro_batches):
-            runtime.seed_dropout(args.seed, step, micro, rank)
-            last = micro == len(micro_batches) - 1
-            model.set_requires_gradient_sync(last)  # gradients travel once a step
-            with autocast():
-                start_logits, end_logits = model(batch)
-            loss = span_loss(start_logits, end_logits, batch) / len(windows)  # the global count, not this rank's
-            scaler.scale(loss * world_size).backward()  # the mean over ranks is taken, the sum is wanted
-            loss_sum += loss.detach()
-
-        scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm).full_tensor()
-        optimizer.found_inf = (~norm.isfinite()).float()  # the fused step reads it on the device: 1 changes nothing
-        scaler.step(optimizer)
-        scaler.update()
+        runtime.seed_dropout(args.seed, step, rank)
+        loss, norm = run_step(micro_batches, len(windows))  # train_step, or its graph
         rate = scheduler.get_last_lr()[0]
         scheduler.step()
-        optimizer.zero_grad()
         step += 1
-        monitor.step(step, loss_sum, norm, rate, windows)  # waits for the device at log lines only
+        monitor.step(step, loss, norm, rate, windows)  # waits for the device at log lines only
     return step
 
 
@@ -76,7 +85,6 @@ def main():
     runtime.quiet_warnings()
     runtime.resolve_hardware(args, device)
     runtime.seed_everything(args.seed, args.deterministic)
-    autocast = runtime.autocast_for(device, args.precision)
     log = runtime.printer(rank)
     log(banner(args))
 
@@ -105,6 +113,7 @@ def main():
         needs_head=bool(args.evaluate_only),
         log=log,
     ).to(device)
+    compute_in(model, runtime.HALF.get(args.precision))
     if args.compile:
         compile_layers(model)
     if args.checkpoint_activations:
@@ -114,20 +123,22 @@ def main():
     for unit in (*encoder_layers(model), model):  # the weights of one unit are gathered at a time
         fully_shard(unit, mesh=mesh, mp_policy=half, reshard_after_forward=args.shard != "zero2")
     if args.evaluate_only:
-        return evaluate_only(
-            model, features, sets, args, autocast, device, places, rank, world_size, gather, seconds, log
-        )
+        return evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log)
     trainable = trainable_windows(features["train"])
     total_steps = args.epochs * -(-len(trainable) // args.batch_size)
-    optimizer = torch.optim.AdamW(parameter_groups(model, args.weight_decay), lr=args.learning_rate, fused=True)
+    groups = parameter_groups(model, args.weight_decay)
+    adamw = {"lr": torch.tensor(args.learning_rate, device=device), "fused": True, "capturable": True}
+    optimizer = torch.optim.AdamW(groups, **adamw)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(total_steps, args.warmup))
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
+    step_function = functools.partial(train_step, model, optimizer, scaler, args.max_grad_norm, device, world_size)
+    run_step = StepGraphs(step_function, device, args.cuda_graphs)
     threshold = first_threshold(features)  # None: trained on v1.1, never abstains
     seconds["load"] = time.perf_counter() - clock
 
     def score_set(name):  # all ranks take part
         data = sets[name].data
-        return evaluate(model, features[name], data, args, autocast, device, threshold, rank, world_size, gather)
+        return evaluate(model, features[name], data, args, device, threshold, rank, world_size, gather)
 
     with RunFolder(args.runs_dir, args.run_name, write=rank == 0) as folder:
         folder.update(describe(args, f"fsdp-{args.shard}", model, sets, features, world_size, places, seconds))
@@ -153,15 +164,13 @@ def main():
             plan = plan_epoch(trainable, args.batch_size, args.seed, epoch)
             monitor.begin_epoch(epoch, plan)
             step = train_one_epoch(
+                run_step,
                 model,
-                optimizer,
                 scheduler,
-                scaler,
                 plan,
                 step,
                 features["train"],
                 args,
-                autocast,
                 device,
                 rank,
                 world_size,

@@ -124,6 +124,11 @@ def build_parser(description):
         action=argparse.BooleanOptionalAction,
         help="compile the encoder layers; default: on CUDA unless --deterministic",
     )
+    speed.add_argument(
+        "--cuda-graphs",
+        action=argparse.BooleanOptionalAction,
+        help="replay steps of like shape as CUDA graphs; default: on CUDA unless --deterministic",
+    )
     speed.add_argument("--profile", action="store_true", help="trace a few steps into the run folder, print a table")
 
     evaluation = parser.add_argument_group("evaluation")

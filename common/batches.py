@@ -94,23 +94,33 @@ class PackedBatch:
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{k: function(v) for k, v in tensors.items() if isinstance(v, torch.Tensor)})
 
+    def copy_(self, other):
+        """Take over the contents of a batch of the same shape."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, torch.Tensor):
+                value.copy_(getattr(other, field.name), non_blocking=True)
+
     def to(self, device):
         """The batch on `device`; from pinned memory the copy overlaps with what the device is doing."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def capacity(tokens, windows, max_length):
-    """(T, B), rounded up so that a compiled step meets few distinct shapes.
+    """(T, B) that hold each of several packs of these tokens and windows (lists), rounded up so that few shapes occur.
 
-    T is a multiple of a sixteenth to an eighth of itself; B leaves room for the filling windows that make up the rest.
+    T is rounded up by at most a thirty-second of itself, or 256 tokens; B to a multiple of 16 that leaves room for the
+    filling windows, which hold 1 to max_length tokens each.
     """
-    step = max(256, 2 ** (max(tokens, 1).bit_length() - 4))
-    room = -(-tokens // step) * step
-    fillers = -(-step // max_length)
-    bound = -(-(windows + fillers) // 16) * 16
-    while room - tokens < bound - windows:  # each filling window holds at least one token
+    step = max(256, 2 ** (max(*tokens, 1).bit_length() - 6))
+    room = -(-max(*tokens, 1) // step) * step
+    while True:
+        packs = [(room - count, number) for count, number in zip(tokens, windows, strict=True)]
+        bound = max(number + -(-missing // max_length) for missing, number in packs)
+        bound = -(-max(bound, max(windows) + -(-step // max_length)) // 16) * 16
+        if all(bound - number <= missing for missing, number in packs):
+            return room, bound
         room += step
-    return room, max(bound, windows + -(-(room - tokens) // max_length))
 
 
 def pack(features, windows, size=None):
@@ -155,20 +165,23 @@ def pack(features, windows, size=None):
 
 
 def pack_steps(features, plan, rank, world_size, accumulation, max_tokens=None, fixed_shapes=False):
-    """For each global batch of `plan`, this rank's micro-batches as a list of PackedBatch."""
+    """For each global batch of `plan`, this rank's micro-batches as a list of PackedBatch.
+
+    fixed_shapes: fill each up to a capacity that recurs, and that is the same on all ranks.
+    """
     lengths = features.lengths
     for windows in plan:
         shares = micro_batches(windows, lengths, world_size, accumulation, max_tokens)
-        yield [pack_share(features, ranks[rank], fixed_shapes) for ranks in shares]
+        yield [pack_share(features, ranks, rank, fixed_shapes) for ranks in shares]
 
 
-def pack_share(features, windows, fixed_shapes):
-    """The packed batch of these windows; with fixed_shapes filled up to a capacity that recurs."""
-    windows = np.asarray(windows, np.int64)
+def pack_share(features, shares, rank, fixed_shapes):
+    """The packed batch of shares[rank] (arrays of window numbers); with fixed_shapes of a capacity that fits all."""
     if not fixed_shapes:
-        return pack(features, windows)
-    tokens = int((features.offsets[windows + 1] - features.offsets[windows]).sum())
-    return pack(features, windows, capacity(tokens, len(windows), features.max_length))
+        return pack(features, shares[rank])
+    shares = [np.asarray(one, np.int64) for one in shares]
+    tokens = [int((features.offsets[one + 1] - features.offsets[one]).sum()) for one in shares]
+    return pack(features, shares[rank], capacity(tokens, [len(one) for one in shares], features.max_length))
 
 
 def filler_lengths(tokens, windows, max_length):
@@ -181,14 +194,13 @@ def filler_lengths(tokens, windows, max_length):
 
 
 def prefetch(steps, device, depth=4):
-    """Yield the micro-batches of each step on `device`.
+    """Yield the micro-batches of each step, put together ahead of their use; on CUDA in pinned memory.
 
-    steps: an iterator of lists of PackedBatch. On CUDA a thread makes them ahead of their use and copies from pinned
-    memory, so that the device does not wait for the batch to be put together.
+    steps: an iterator of lists of PackedBatch. On CUDA a thread makes them, so that the device does not wait for the
+    batch to be put together; from pinned memory `PackedBatch.to` copies while the device works.
     """
     if device.type != "cuda":
-        for batches in steps:
-            yield [batch.to(device) for batch in batches]
+        yield from steps
         return
     ready, closed = queue.Queue(depth), threading.Event()
 
@@ -214,6 +226,6 @@ def prefetch(steps, device, depth=4):
         while (item := ready.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            yield [batch.to(device) for batch in item]
+            yield item
     finally:
         closed.set()

@@ -24,7 +24,6 @@ def predict(
     model,
     features,
     device,
-    autocast,
     chunk_tokens,
     max_answer_tokens,
     n_best,
@@ -45,13 +44,13 @@ def predict(
     chunks = evaluation_chunks(lengths, max(chunk_tokens, features.max_length))
     passes = -(-len(chunks) // world_size)
     mine = [chunks[i] if i < len(chunks) else [] for i in range(rank, passes * world_size, world_size)]
-    batches = ([pack_share(features, windows, fixed_shapes)] for windows in mine)
+    batches = ([pack_share(features, [windows], 0, fixed_shapes)] for windows in mine)
     context_at = torch.from_numpy(np.array(features.context_at)).to(device)
     context_end = context_at + torch.from_numpy(np.array(features.context_tokens)).to(device)
     results = []
     for windows, (batch,) in zip(mine, prefetch(batches, device), strict=True):
-        with autocast():
-            start_logits, end_logits = model(batch)
+        batch = batch.to(device)
+        start_logits, end_logits = model(batch)
         loss = window_losses(start_logits, end_logits, batch)
         start_logits = pad_logits(start_logits, batch.cu_seqlens, batch.longest)
         end_logits = pad_logits(end_logits, batch.cu_seqlens, batch.longest)
@@ -152,7 +151,7 @@ class Evaluation:
         return text
 
 
-def evaluate(model, features, data, args, autocast, device, threshold, rank, world_size, gather):
+def evaluate(model, features, data, args, device, threshold, rank, world_size, gather):
     """Predict, pool and score the questions of `data` (SquadData); all ranks take part and get the same Evaluation.
 
     threshold: of the null odds; None for a model trained on v1.1, which never abstains.
@@ -162,7 +161,6 @@ def evaluate(model, features, data, args, autocast, device, threshold, rank, wor
         model,
         features,
         device,
-        autocast,
         args.eval_tokens,
         args.max_answer_tokens,
         args.n_best,
@@ -246,7 +244,7 @@ def write_results(folder, result):
         write_json(folder / "null_odds.json", {key: answer["null_odds"] for key, answer in result.found.items()})
 
 
-def evaluate_only(model, features, sets, args, autocast, device, places, rank, world_size, gather, seconds, log):
+def evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log):
     """--evaluate-only: score a finished model on the dev set and leave a run folder without training in it."""
     if args.settings:
         threshold = args.settings.get("null_threshold")  # stored with the model; None: trained on v1.1
@@ -255,9 +253,7 @@ def evaluate_only(model, features, sets, args, autocast, device, places, rank, w
     with RunFolder(args.runs_dir, args.run_name, write=rank == 0) as folder:
         folder.update(describe(args, "evaluate-only", model, sets, features, world_size, places, seconds))
         clock = time.perf_counter()
-        result = evaluate(
-            model, features["dev"], sets["dev"].data, args, autocast, device, threshold, rank, world_size, gather
-        )
+        result = evaluate(model, features["dev"], sets["dev"].data, args, device, threshold, rank, world_size, gather)
         if rank == 0:
             write_results(folder.path, result)
         seconds["evaluation"] = time.perf_counter() - clock

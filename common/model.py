@@ -110,6 +110,7 @@ class SpanModel(nn.Module):
         super().__init__()
         self.network = network
         self.attention = attention
+        self.half = None  # see compute_in
         config = network.config
         self.position_offset = config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
         # distilbert has no token types, and RoBERTa-likes have a single one
@@ -142,7 +143,8 @@ class SpanModel(nn.Module):
         inputs = {"input_ids": pad(batch.input_ids, self.network.config.pad_token_id or 0), "attention_mask": present}
         if self.has_token_types:
             inputs["token_type_ids"] = pad(batch.token_type_ids, 0)
-        output = self.network(**inputs)
+        with torch.autocast(batch.input_ids.device.type, self.half, enabled=self.half is not None):
+            output = self.network(**inputs)
         return output.start_logits.flatten()[place], output.end_logits.flatten()[place]
 
 
@@ -152,10 +154,68 @@ def encoder_layers(model):
     return list(layers)
 
 
+def compute_in(model, dtype):
+    """Let a SpanModel compute in `dtype` (bf16 or fp16; None changes nothing) from weights that stay fp32.
+
+    Each Linear and LayerNorm casts its weights to the type of its input; the first LayerNorm, in the embeddings, casts
+    what it gives. Unlike under autocast, what travels between the layers is half as wide too. FSDP's
+    MixedPrecisionPolicy does the same.
+    """
+    model.half = dtype
+    if dtype is None or model.attention == "padded":  # networks that are not ours to take apart: autocast
+        return
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = CastingLinear
+        elif type(module) is nn.LayerNorm:
+            module.__class__, module.output = CastingLayerNorm, dtype
+
+
+class CastingLinear(nn.Linear):
+    """nn.Linear with weights in the type of its input."""
+
+    def forward(self, x):
+        if os.environ.get("FP32GRAD"):
+            return MixedLinear.apply(x, self.weight, self.bias)
+        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class MixedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        half = weight.to(x.dtype)
+        ctx.save_for_backward(x, half)
+        ctx.to = weight.dtype
+        return F.linear(x, half, bias.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, half = ctx.saved_tensors
+        flat = grad.flatten(0, -2)
+        if ctx.to == x.dtype or not x.is_cuda:
+            dw = (flat.t() @ x.flatten(0, -2)).to(ctx.to)
+        else:
+            dw = torch.mm(flat.t(), x.flatten(0, -2), out_dtype=ctx.to)
+        return grad @ half, dw, flat.sum(0, dtype=ctx.to)
+
+
+class CastingLayerNorm(nn.LayerNorm):
+    """nn.LayerNorm with weights in the type of its input and its output in `output`; its statistics are fp32."""
+
+    def forward(self, x):
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps).to(self.output)
+
+
 def compile_layers(model):
-    """Compile each encoder layer: the layers share one graph, so this costs one compilation, not one a layer."""
-    for layer in encoder_layers(model):
-        layer.forward = torch.compile(layer.forward)  # not the layer: what hooks do (FSDP's) stays outside the graph
+    """Compile the embeddings and each encoder layer, for any number of tokens: the layers share one graph.
+
+    So this costs two compilations, not one a layer or a shape. Only the forward functions: what hooks do (FSDP's)
+    stays outside the graph.
+    """
+    packed = model.attention != "padded"
+    for module in (*encoder_layers(model), *([model.network.base_model.embeddings] if packed else [])):
+        module.forward = torch.compile(module.forward, dynamic=True)
 
 
 def count_parameters(model):

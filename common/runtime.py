@@ -16,6 +16,7 @@ from common import hardware
 from common.driver import advice
 from common.errors import UserError
 from common.model import flash_is_possible, flops_per_token
+from common.profiler import Profiler
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # --precision: the type that matrix products run in
 
@@ -64,6 +65,7 @@ def choose_device(name, local_rank=None, log=print):
     if index >= visible:
         raise UserError(f"local rank {index} has no GPU: {visible} visible; start at most {visible} processes a node")
     torch.cuda.set_device(index)
+    torch.cuda.set_stream(torch.cuda.Stream(index))  # all work takes it: the default stream cannot become a graph
     return torch.device("cuda", index)
 
 
@@ -154,15 +156,11 @@ def choose_precision(name, device):
     return name
 
 
-def autocast_for(device, precision):
-    """A function that opens the mixed-precision context of `precision`: bf16 and fp16 compute, fp32 weights."""
-    return lambda: torch.autocast(device.type, HALF.get(precision), enabled=precision in HALF)
-
-
 def quiet_warnings():
     """Silence the warnings of libraries about choices that are made on purpose here."""
     warnings.filterwarnings("ignore", message=".*`broadcast_buffers` is deprecated.*")  # its successor is too new
     warnings.filterwarnings("ignore", message=".*TensorFloat32 tensor cores.*")  # --precision decides
+    warnings.filterwarnings("ignore", message=".*capturable=True.*without CUDA graph.*")  # the first steps do
     warnings.filterwarnings("ignore", message=".*Profiler clears events.*")
 
 
@@ -174,9 +172,12 @@ def seed_everything(seed, deterministic=False):
         torch.use_deterministic_algorithms(True)
 
 
-def seed_dropout(seed, step, micro, rank):
-    """Reseed dropout, so that it depends on where the run is and not on how it got there: a resumed run is exact."""
-    torch.manual_seed(hash((seed, step, micro, rank)) & 0x7FFFFFFFFFFFFFFF)
+def seed_dropout(seed, step, rank):
+    """Reseed dropout, so that it depends on where the run is and not on how it got there: a resumed run is exact.
+
+    The micro-steps of a step draw on from here, one after the other.
+    """
+    torch.manual_seed(hash((seed, step, rank)) & 0x7FFFFFFFFFFFFFFF)
 
 
 def resolve_hardware(args, device):
@@ -191,6 +192,10 @@ def resolve_hardware(args, device):
         args.attention = "flash" if possible and not args.attention_dropout else "sdpa"
     if args.compile is None:
         args.compile = device.type == "cuda" and not args.deterministic
+    if args.cuda_graphs and device.type != "cuda":
+        raise UserError("--cuda-graphs needs a GPU")
+    if args.cuda_graphs is None:
+        args.cuda_graphs = device.type == "cuda" and not args.deterministic
     if args.eval_tokens is None:
         args.eval_tokens = 65536 if device.type == "cuda" else 4096
 
@@ -253,46 +258,6 @@ class Progress:
             self.bar.close()
 
 
-class Profiler:
-    """--profile: a torch.profiler trace of a few steady steps of the first epoch and a table of the largest kernels.
-
-    Call `step()` after each optimizer step; without `enabled` it does nothing.
-    """
-
-    def __init__(self, enabled, device, folder, skip=10, active=3, log=print):
-        self.profiler = None
-        if not enabled:
-            return
-        kinds = [torch.profiler.ProfilerActivity.CPU]
-        if device.type == "cuda":
-            kinds.append(torch.profiler.ProfilerActivity.CUDA)
-        order = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-
-        def ready(profiler):
-            profiler.export_chrome_trace(str(Path(folder) / "trace.json"))
-            log(profiler.key_averages().table(sort_by=order, row_limit=12, max_name_column_width=60))
-            log(
-                f"trace of {active} steps: {folder}/trace.json (open it in https://ui.perfetto.dev); it slows the epoch"
-            )
-            self.traced = True
-
-        self.log, self.traced, self.needed = log, False, skip + 2 + active
-        schedule = torch.profiler.schedule(wait=skip, warmup=2, active=active, repeat=1)
-        self.profiler = torch.profiler.profile(activities=kinds, schedule=schedule, on_trace_ready=ready)
-        self.profiler.start()
-
-    def step(self):
-        if self.profiler is not None:
-            self.profiler.step()
-
-    def stop(self):
-        if self.profiler is not None:
-            self.profiler.stop()
-            self.profiler = None
-            if not self.traced:
-                self.log(f"warning: no trace: the epoch has fewer than the {self.needed} steps that one needs")
-
-
 def peak_memory(device):
     """Bytes at the peak: of the card, as torch allocated them, or of this process."""
     if device.type == "cuda":
@@ -343,7 +308,7 @@ class Monitor:
         self.steady_windows = self.steady_tokens = 0
 
     def step(self, step, loss, norm, rate, windows):
-        """Take one optimizer step: loss (this rank's part of the global mean) and norm are scalars on the device."""
+        """Take one optimizer step: loss (this rank's part of the global mean), norm and rate are on the device."""
         tokens = int(self.lengths[windows].sum())
         self.pending.append((step, loss, norm, rate, windows))
         self.steps_seen += 1
@@ -365,7 +330,7 @@ class Monitor:
         steps, losses, norms, rates, batches = zip(*self.pending, strict=True)
         self.pending = []
         losses = self.all_sum(torch.stack(losses)).tolist()
-        norms = torch.stack(norms).tolist()
+        norms, rates = torch.stack(norms).tolist(), torch.stack(rates).tolist()
         now = time.perf_counter()
         count = sum(len(windows) for windows in batches)
         speed = count / max(now - self.last_read, 1e-9)

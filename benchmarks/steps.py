@@ -1,0 +1,212 @@
+"""Training steps alone, at steady state: windows a second for strategies and batch sizes, on real windows.
+
+    python -m benchmarks.steps --batch-size 8 32 192
+    torchrun --standalone --nproc-per-node=4 -m benchmarks.steps --strategy ddp fsdp-zero2 --batch-size 384
+
+The step is the scripts' own `train_step`; weights are random, since speed does not depend on them. Every setting is
+measured --repeats times, all settings in turn, and a line of JSON gives the median, the least and the most.
+"""
+
+import argparse
+import collections
+import functools
+import gc
+import json
+import os
+import re
+import statistics
+import time
+
+import torch
+
+import baseline
+from common import runtime
+from common.batches import pack_steps, plan_epoch, prefetch
+from common.features import load_tokenizer, prepare, trainable_windows
+from common.graphs import WARMUP, StepGraphs
+from common.model import (
+    SpanModel,
+    compile_layers,
+    compute_in,
+    encoder_layers,
+    find_model,
+    flops_per_token,
+    parameter_groups,
+    register_attention,
+)
+from common.profiler import device_kernels, shares, shares_table
+from common.squad import QuestionSet, default_files, find_file
+
+SHAPES = {  # BERT as published
+    "bert-base": {},
+    "bert-large": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128},
+}
+
+
+def build_parser():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--strategy", nargs="+", default=["baseline"], help="baseline, ddp, fsdp-zero2, fsdp-zero3")
+    parser.add_argument("--batch-size", nargs="+", type=int, default=[8, 32, 192], help="global")
+    parser.add_argument("--shape", choices=SHAPES, default="bert-base")
+    parser.add_argument("--train-file", help="default: SQuAD v1.1 if fetched, else the sample")
+    parser.add_argument("--tokenizer", help="model folder; default: the scripts' default model")
+    parser.add_argument("--cache-dir", default="cache")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--steps", type=int, default=50, help="timed steps")
+    parser.add_argument("--warmup", type=int, default=60, help="steps before the first timing")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction)
+    parser.add_argument(
+        "--profile", action="store_true", help="print the shares and the largest kernels of a few steps"
+    )
+    parser.set_defaults(attention="auto", attention_dropout=0.0, deterministic=False, eval_tokens=None)
+    return parser
+
+
+class Setting:
+    """One strategy at one batch size, ready to step."""
+
+    def __init__(self, strategy, batch_size, args, features, device, rank, world_size):
+        from transformers import BertConfig, BertForQuestionAnswering
+
+        self.strategy, self.batch_size, self.features, self.device = strategy, batch_size, features, device
+        config = BertConfig(**SHAPES[args.shape], attn_implementation="packed", attention_probs_dropout_prob=0.0)
+        torch.manual_seed(0)
+        self.model = model = SpanModel(BertForQuestionAnswering(config), args.attention).to(device)
+        self.flops = flops_per_token(model, features.lengths)
+        compute_in(model, runtime.HALF.get(args.precision))
+        if args.compile:
+            compile_layers(model)
+        train_step, trained = baseline.train_step, model
+        if strategy == "ddp":
+            import distributed_ddp
+
+            train_step = distributed_ddp.train_step
+            trained = distributed_ddp.DistributedDataParallel(
+                model, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+        elif strategy.startswith("fsdp-"):
+            import distributed_fsdp
+            from common import distributed
+
+            train_step, shard = distributed_fsdp.train_step, strategy.removeprefix("fsdp-")
+            mesh = distributed.sharding_mesh(shard, device)
+            half = distributed_fsdp.MixedPrecisionPolicy(
+                runtime.HALF.get(args.precision), torch.float32, cast_forward_inputs=False
+            )
+            for unit in (*encoder_layers(model), model):
+                distributed_fsdp.fully_shard(unit, mesh=mesh, mp_policy=half, reshard_after_forward=shard != "zero2")
+        optimizer = torch.optim.AdamW(
+            parameter_groups(model, 0.01), lr=torch.tensor(5e-5, device=device), fused=True, capturable=True
+        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(10000, 0.1))
+        scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
+        step = functools.partial(train_step, trained, optimizer, scaler, 1.0, device, world_size)
+        self.run_step, self.scheduler = StepGraphs(step, device, args.cuda_graphs), scheduler
+        plan = [
+            windows
+            for epoch in range(100)
+            for windows in plan_epoch(trainable_windows(features), batch_size, 0, epoch)
+            if len(windows) == batch_size
+        ][: args.warmup + args.repeats * args.steps + 10]
+        self.plan = iter(plan)
+        self.micro_batches = prefetch(
+            pack_steps(features, plan, rank, world_size, 1, None, fixed_shapes=args.compile), device
+        )
+        self.done = 0
+
+    def run(self, steps):
+        """(seconds, tokens) of so many steps; waits for the device before and after."""
+        tokens = 0
+        runtime.synchronize(self.device)
+        begin = time.perf_counter()
+        for _ in range(steps):
+            windows = next(self.plan)
+            tokens += int(self.features.lengths[windows].sum())
+            runtime.seed_dropout(0, self.done, 0)
+            self.run_step(next(self.micro_batches), len(windows))
+            self.scheduler.get_last_lr()
+            self.scheduler.step()
+            self.done += 1
+        runtime.synchronize(self.device)
+        return time.perf_counter() - begin, tokens
+
+
+def largest_kernels(kernels, steps, rows=28):
+    """The kernels that took longest, as lines: ms and calls a step, name."""
+    sums = collections.defaultdict(list)
+    for name, begin, end in kernels:
+        sums[name].append(end - begin)
+    lines = [f"{'ms':>8} {'calls':>6}  a step"]
+    for name, spans in sorted(sums.items(), key=lambda item: -sum(item[1]))[:rows]:
+        short = re.sub(r"void |at::native::|\(anonymous namespace\)::|pytorch_flash::", "", name)
+        lines.append(f"{sum(spans) / 1000 / steps:8.3f} {len(spans) / steps:6.1f}  {short[:90]}")
+    return "\n".join(lines)
+
+
+def main():
+    args = build_parser().parse_args()
+    rank, local_rank, world_size = 0, 0, 1
+    distributed_run = "RANK" in os.environ
+    if distributed_run:
+        from common import distributed
+
+        rank, local_rank, world_size = distributed.read_ranks()
+    device = runtime.choose_device(args.device, local_rank)
+    runtime.quiet_warnings()
+    runtime.resolve_hardware(args, device)
+    register_attention()
+    log = runtime.printer(rank)
+    tokenizer = load_tokenizer(find_model(args.tokenizer)[0])
+    questions = QuestionSet(find_file(args.train_file or default_files()[0]))
+    features = prepare(questions, tokenizer, 384, 128, args.cache_dir, log, builds=local_rank == 0)
+    if distributed_run:
+        distributed.start(device)
+    for batch_size in args.batch_size:
+        for strategy in args.strategy:
+            torch.cuda.reset_peak_memory_stats() if device.type == "cuda" else None
+            begin = time.perf_counter()
+            setting = Setting(strategy, batch_size, args, features, device, rank, world_size)
+            setting.run(max(args.warmup, WARMUP))
+            warm = time.perf_counter() - begin
+            timings = [setting.run(args.steps) for _ in range(args.repeats)]
+            speeds = [batch_size * args.steps / seconds for seconds, _ in timings]
+            rates = [tokens * setting.flops / seconds / 1e12 for seconds, tokens in timings]
+            log(
+                json.dumps(
+                    {
+                        "strategy": strategy,
+                        "ranks": world_size,
+                        "batch_size": batch_size,
+                        "windows_per_second": [round(f(speeds)) for f in (statistics.median, min, max)],
+                        "ms_a_step": round(1000 * batch_size / statistics.median(speeds), 2),
+                        "useful_tflops": round(statistics.median(rates), 1),
+                        "peak_memory_gb": round(runtime.peak_memory(device) / 1e9, 2),
+                        "warmup_s": round(warm, 1),
+                        "graphs": len(setting.run_step.graphs),
+                    }
+                )
+            )
+            if args.profile:
+                with torch.profiler.profile() as profiler:
+                    setting.run(5)
+                kernels = device_kernels(profiler)
+                log(shares_table(shares(kernels), 5))
+                log(largest_kernels(kernels, 5))
+            del setting
+            gc.collect()
+            torch.cuda.empty_cache()
+    if distributed_run:
+        distributed.finish()
+
+
+if __name__ == "__main__":
+    main()
