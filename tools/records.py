@@ -409,11 +409,12 @@ def build_experiment(rows, target):
         title += f", {wanted} epoch" + ("s" if wanted > 1 else "")
     unit = "GPUs" if all(row.lead.gpus for row in rows) else "ranks"
     experiment = Experiment(title, rows, unit)
+    usual = statistics.mode(row.lead.facets["card"] for row in rows)
     for row in rows:
         run = row.lead
         extra = [run.facets["precision"][1]] if experiment.several("precision") else []
         extra += [f"batch {run.batch}"] if experiment.several("global batch") else []
-        extra += [run.facets["card"][1]] if experiment.several("card") else []
+        extra += [run.facets["card"][1].replace("NVIDIA ", "")] if run.facets["card"] != usual else []
         row.series = ", ".join([run.strategy, *extra])
         nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
         row.label = ", ".join([f"{run.strategy} × {run.ranks}{nodes}", *extra])

@@ -10,6 +10,7 @@ needs no other file, OUT/report.md, OUT/rows.csv and OUT/figures/ (PNG and SVG).
 import argparse
 import datetime
 import html
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,11 @@ from common.errors import UserError
 from tools import figures
 from tools.records import choose_bases, compare, find_records, group, read_run
 
-OF = {"training": "training of an epoch", "epoch": "an epoch", "run": "whole run"}
+OF = {"training": "training", "epoch": "epoch", "run": "whole run"}
 
 DEFINITIONS = """\
 A row is one setting. Its figures are medians over its finished runs, with the least and the most in brackets.
-An epoch's seconds are those of training, evaluation and saving. They are the median over a run's epochs after the \
+A whole epoch is training, evaluation and saving. Its seconds are the median over a run's epochs after the \
 first, which compiles and warms up. The whole run is from the start of the process to its end, with everything in it.
 F1 and EM are those of the epoch whose model was kept, on the dev set.
 Seconds to an F1 are training, evaluation and saving from the first step to the end of the first epoch that has it.
@@ -41,18 +42,7 @@ Utilisation and power are means over samples of each second, per GPU; energy is 
 Overfitting begins at the epoch of the lowest dev loss, if another epoch follows.""".splitlines()
 
 
-TEXT_COLUMNS = (
-    "",
-    "run",
-    "baseline",
-    "of",
-    "remark",
-    "row",
-    "status",
-    "started (UTC)",
-    "hosts",
-    "code",
-)  # others: numbers
+TEXT_COLUMNS = ("", "run", "baseline", "of", "remark", "row", "status", "started (UTC)", "hosts", "code")
 CAPTIONS = {
     "speedup": "Speed-up against the number of {unit}. The dashed line is the ideal; bars give the spread of repeats.",
     "time": "Where the time went: medians, with the rest (start, data, loading, compiling, saving) as what remains.",
@@ -263,13 +253,15 @@ def as_markdown(block):
 
 def as_html(block):
     if isinstance(block, Table):
-        kinds = ["text" if name in TEXT_COLUMNS else "number" for name in block.columns]
 
         def cells(line, tag):
-            text = [
-                f'<{tag} class="{kind}">{html.escape(cell)}</{tag}>' for kind, cell in zip(kinds, line, strict=True)
-            ]
-            return f"<tr>{''.join(text)}</tr>\n"
+            text = ""
+            for name, cell in zip(block.columns, map(html.escape, line), strict=True):
+                kind = "wrapped" if name in ("remark", "baseline") else "text" if name in TEXT_COLUMNS else "number"
+                if kind == "number" and tag == "td":  # the spread under the median
+                    cell = re.sub(r" \((.*)\)$", r"<br><small>\1</small>", cell)
+                text += f'<{tag} class="{kind}">{cell}</{tag}>'
+            return f"<tr>{text}</tr>\n"
 
         body = "".join(cells(row, "td") for row in block.rows)
         table = f"<table><thead>\n{cells(block.columns, 'th')}</thead><tbody>\n{body}</tbody></table>"
@@ -291,7 +283,7 @@ PAGE = """\
 <title>Training runs: speed-up and scores</title>
 <style>
 body {{ font: 15px/1.5 system-ui, "Segoe UI", "Liberation Sans", sans-serif; color: #22262c; background: #fff;
-  max-width: 68rem; margin: 2.5rem auto 4rem; padding: 0 1.5rem }}
+  max-width: 74rem; margin: 2.5rem auto 4rem; padding: 0 1.5rem }}
 h1 {{ font-size: 1.7rem; margin: 0 0 .3rem }}
 h2 {{ font-size: 1.25rem; margin: 2.8rem 0 .4rem; padding-top: 1.2rem; border-top: 1px solid #d9dce1 }}
 h3 {{ font-size: 1rem; margin: 1.8rem 0 .5rem }}
@@ -301,8 +293,10 @@ p, li {{ max-width: 52rem }}
 table {{ border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .3rem .8rem .3rem 0; vertical-align: top; border-bottom: 1px solid #eceef1 }}
 th {{ font-weight: 600; color: #4a505a; border-bottom: 1px solid #aab0b8; vertical-align: bottom }}
-.text {{ text-align: left }}
-.text:first-child {{ white-space: nowrap }}
+.text, .wrapped {{ text-align: left }}
+.text {{ white-space: nowrap }}
+.wrapped {{ min-width: 8rem }}
+small {{ color: #6a717c; font-size: .8em }}
 .number {{ text-align: right; white-space: nowrap }}
 th.number {{ white-space: normal }}
 figure {{ margin: 1.8rem 0 }}
