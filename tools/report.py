@@ -39,6 +39,7 @@ share, as if all of the loss were of that kind. It is constant in p if it is, an
 Strong scaling keeps the global batch and so the experiment. Weak scaling keeps the windows per rank and step: fewer, \
 larger steps make an epoch, which is another experiment, so its throughput is compared and not its time to a result.
 Utilisation and power are means over samples of each second, per GPU; energy is that of an epoch on all GPUs.
+A † marks a ratio of unlike runs, which --allow-unlike asked for: it is not a speed-up.
 Overfitting begins at the epoch of the lowest dev loss, if another epoch follows.""".splitlines()
 
 

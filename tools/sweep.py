@@ -1,0 +1,276 @@
+"""A measurement campaign in one command: strategies × GPUs × precisions × repeats, then the report.
+
+    python -m tools.sweep --strategies baseline ddp fsdp-zero2 --gpus 1 2 4 --repeats 3 -- --epochs 2 --batch-size 96
+
+prints the sbatch lines; --submit submits them, and the report to follow; --local runs one after the other on this
+machine. What follows -- goes to every run. The same command again does what is left: finished runs are skipped, those
+in the queue are waited for, and one that failed or was killed is tried again under a further name.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import errors
+from common.args import build_parser, check_combinations, positive
+from common.errors import UserError
+from common.squad import ROOT
+from tools.report import report
+
+STRATEGIES = {  # script and what else it is given
+    "baseline": ["run_baseline.sh"],
+    "ddp": ["run_distributed.sh", "ddp"],
+    "ddp-zero1": ["run_distributed.sh", "ddp", "--zero1"],
+    "fsdp-zero2": ["run_distributed.sh", "fsdp", "--shard", "zero2"],
+    "fsdp-zero3": ["run_distributed.sh", "fsdp", "--shard", "zero3"],
+    "fsdp-hsdp": ["run_distributed.sh", "fsdp", "--shard", "hsdp"],
+}
+PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
+OWN = ("--seed", "--precision", "--runs-dir", "--run-name")  # what a campaign sets itself
+
+
+@dataclass
+class Job:
+    """One run: its name in the runs folder, the command without folder and name, nodes, and GPUs on each."""
+
+    name: str
+    command: list
+    nodes: int
+    gpus: int
+    state: str = "new"  # or "finished", "queued or running"
+
+    def words(self, runs_dir):
+        """The script with all its arguments."""
+        return [*self.command, "--runs-dir", runs_dir, "--run-name", self.name]
+
+
+def layout(text):
+    """(nodes, GPUs on each) from "4" or "2x4"."""
+    nodes, _, gpus = text.rpartition("x")
+    try:
+        return positive(nodes or "1"), positive(gpus)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of GPUs nor nodes x GPUs, like 2x4") from None
+
+
+def plan(args):
+    """The Jobs of a campaign. Repeats are the outer loop, so that a drift of the machine meets all settings alike."""
+    jobs = {}
+    for seed in range(args.repeats):
+        for precision in args.precisions:
+            for strategy in args.strategies:
+                for nodes, gpus in [(1, 1)] if strategy == "baseline" else args.gpus:
+                    name, options = f"{strategy}-{nodes}x{gpus}-{precision}", ["--precision", precision]
+                    if args.batch_per_gpu:
+                        name += f"-weak{args.batch_per_gpu}"
+                        options += ["--batch-size", str(args.batch_per_gpu * nodes * gpus)]
+                    command = [*STRATEGIES[strategy], *options, "--seed", str(seed), *args.arguments]
+                    jobs[f"{name}-seed{seed}"] = Job(f"{name}-seed{seed}", command, nodes, gpus)
+    return list(jobs.values())
+
+
+def check_arguments(args):
+    """UserError for arguments that no run would take, before the first of many jobs finds out."""
+    own = [*OWN, *(["--batch-size"] if args.batch_per_gpu else [])]
+    for word in args.arguments:
+        if word.split("=")[0] in own:
+            raise UserError(f"{word}: a campaign sets this itself; `python -m tools.sweep --help` says how")
+    parser = build_parser("")
+    parser.prog = "baseline.py"
+    check_combinations(parser.parse_args(args.arguments))
+
+
+def queue():
+    """{name: id} of this user's jobs in Slurm's queue; None where no Slurm answers."""
+    if not shutil.which("squeue"):
+        return None
+    done = subprocess.run(["squeue", "--me", "--noheader", "--format=%A %j"], capture_output=True, text=True)
+    if done.returncode:
+        return None
+    return {line.split(maxsplit=1)[1]: line.split()[0] for line in done.stdout.splitlines()}
+
+
+def first_line(text):
+    return (text.strip().splitlines() or ["no reason given"])[0]
+
+
+def read_json(path):
+    """A JSON object from a file; {} where there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def is_alive(lock, queued):
+    """Whether the run that a lock names may still be at work. queued: see `queue`."""
+    if not lock.exists():
+        return False
+    holder = read_json(lock)
+    if holder.get("job_id"):
+        return queued is None or str(holder["job_id"]) in queued.values()
+    if holder.get("host") != socket.gethostname():
+        return True
+    return Path(f"/proc/{holder.get('pid')}").exists()
+
+
+def find_state(job, runs_dir, queued):
+    """Set a Job's state, and its name to that of a further try if those before have failed."""
+    name, attempt = job.name, 1
+    while True:
+        folder = Path(runs_dir) / job.name
+        record = read_json(folder / "run.json")
+        if job.name in (queued or {}) or is_alive(folder / "lock", queued):
+            job.state = "queued or running"
+        elif record.get("status") == "finished":
+            job.state = "finished"
+        elif not (folder / "run.json").exists() and not (folder / "lock").exists():
+            return
+        ran, given = record.get("command"), [word for word in job.command[1:] if word not in ("ddp", "fsdp")]
+        if ran and ran[-4 - len(given) : -4] != given:
+            was = shlex.join(map(str, ran))
+            raise UserError(f"{folder}: a run of another campaign ({was}); name another --runs-dir for this one")
+        if job.state != "new":
+            return
+        attempt += 1
+        job.name = f"{name}-try{attempt}"
+
+
+def environment(job, arguments):
+    """Variables for the sbatch scripts: this Python, if it is not their default, and ranks where no GPU says it."""
+    variables = {}
+    if Path(sys.prefix) != ROOT / ".venv" and (Path(sys.prefix) / "bin" / "python").exists():
+        variables["VENV"] = sys.prefix
+    if job.command[0] != "run_baseline.sh" and "cpu" in arguments:
+        variables["NPROC"] = str(job.gpus)
+    return variables
+
+
+def sbatch(job, args):
+    """(variables, words) that submit a Job; the user's options come last and win."""
+    words = ["sbatch", f"--job-name={job.name}", f"--nodes={job.nodes}", f"--gpus-per-node={job.gpus}"]
+    return environment(job, args.arguments), [*words, *shlex.split(args.sbatch), *job.words(args.runs_dir)]
+
+
+def report_command(args):
+    return ["-m", "tools.report", args.runs_dir, "--out", args.out]
+
+
+def show(jobs, args):
+    """Print the campaign as sbatch lines."""
+    for job in jobs:
+        if job.state == "new":
+            variables, words = sbatch(job, args)
+            print(" ".join([f"{name}={shlex.quote(value)}" for name, value in variables.items()] + [shlex.join(words)]))
+        else:
+            print(f"# {job.state}: {job.name}")
+    print(f"# when all have ended: python {shlex.join(report_command(args))}")
+
+
+def call_sbatch(words, variables):
+    """Submit one job; returns its number."""
+    words = [words[0], "--parsable", *words[1:]]
+    done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"{first_line(done.stderr)}; nothing after this was submitted: {shlex.join(words)}")
+    return done.stdout.strip().split(";")[0]
+
+
+def submit(jobs, args, queued):
+    """Submit what is new, and the report to run when all of the campaign's jobs have ended."""
+    if queued is None:
+        raise UserError(
+            "--submit: no Slurm answers here; leave it out to see the lines, or run on this machine with --local"
+        )
+    numbers = [queued[job.name] for job in jobs if job.name in queued]
+    for job in jobs:
+        if job.state == "new":
+            variables, words = sbatch(job, args)
+            numbers.append(call_sbatch(words, variables))
+            print(f"job {numbers[-1]}: {job.name}", flush=True)
+        else:
+            print(f"{job.state}: {job.name}")
+    if not numbers:
+        return report([args.runs_dir], out=args.out)
+    words = [
+        "sbatch",
+        "--job-name=report",
+        "--nodes=1",
+        "--time=00:15:00",
+        f"--dependency=afterany:{':'.join(numbers)}",
+    ]
+    words += [*shlex.split(args.sbatch), f"--wrap={shlex.join([sys.executable, *report_command(args)])}"]
+    print(f"job {call_sbatch(words, {})}: the report, when all have ended")
+
+
+def run_here(jobs, args):
+    """Run what is new one after the other, each with its output in a file beside its folder; then the report."""
+    if any(job.nodes > 1 for job in jobs):
+        raise UserError("--local runs on this machine alone: no nodes x GPUs with more than one node")
+    Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
+    failed = []
+    for i, job in enumerate(jobs, 1):
+        print(f"[{i}/{len(jobs)}] {job.name}: ", end="", flush=True)
+        if job.state != "new":
+            print(job.state)
+            continue
+        log, clock = Path(args.runs_dir) / f"{job.name}.log", time.monotonic()
+        variables = environment(job, args.arguments) | {"NPROC": str(job.gpus)}
+        script, *words = job.words(args.runs_dir)
+        with open(log, "wb") as output:
+            done = subprocess.run(
+                ["bash", str(ROOT / script), *words], env=os.environ | variables, stdout=output, stderr=output
+            )
+        print(f"{'failed' if done.returncode else 'finished'} in {time.monotonic() - clock:.0f} s", flush=True)
+        if done.returncode:
+            failed.append(str(log))
+    report([args.runs_dir], out=args.out)
+    if failed:
+        raise UserError(f"{len(failed)} runs failed, and the same command tries them again; see {', '.join(failed)}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument(
+        "--strategies", nargs="+", choices=STRATEGIES, default=["baseline", "ddp", "fsdp-zero2"], help="what to compare"
+    )
+    parser.add_argument(
+        "--gpus", nargs="+", type=layout, default=[(1, 2)], metavar="N", help="GPUs of a node, or nodes x GPUs like 2x4"
+    )
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=["auto"], help="default: auto")
+    parser.add_argument("--repeats", type=positive, default=3, help="runs of a setting, seeds 0, 1, … (default: 3)")
+    parser.add_argument(
+        "--batch-per-gpu", type=positive, metavar="N", help="weak scaling: a global batch of N for each GPU"
+    )
+    parser.add_argument("--runs-dir", default="runs/sweep", help="where run folders are made (default: runs/sweep)")
+    parser.add_argument("--out", default="report", help="where the report goes (default: report)")
+    parser.add_argument("--sbatch", default="", metavar="OPTIONS", help='of every job: --sbatch="--account=A"')
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--submit", action="store_true", help="submit the jobs and the report to Slurm")
+    how.add_argument("--local", action="store_true", help="run on this machine, one after the other")
+    parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENTS", help="for the training scripts, after --")
+    args = parser.parse_args()
+    check_arguments(args)
+    jobs = plan(args)
+    queued = queue()
+    for job in jobs:
+        find_state(job, args.runs_dir, queued)
+    if args.submit:
+        submit(jobs, args, queued)
+    elif args.local:
+        run_here(jobs, args)
+    else:
+        show(jobs, args)
+
+
+if __name__ == "__main__":
+    errors.run(main)
