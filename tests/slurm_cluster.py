@@ -16,6 +16,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "salloc", "scontrol", "sinfo", "scancel")
 SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian keeps the daemons there
 
@@ -220,6 +222,16 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+
+
+def require():
+    """Skip a test where Slurm is not installed; in CI fail it."""
+    absent = missing()
+    if absent:
+        reason = f"Slurm is not installed ({', '.join(absent)}): apt-get install slurm-wlm munge"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
 
 
 @contextmanager

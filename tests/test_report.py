@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+import shlex
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ from tiny import ROOT
 
 from common import record as record_module
 from common.errors import UserError
-from tools import figures, records, report
+from tools import figures, records, report, sweep
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"
 
@@ -305,6 +306,14 @@ def test_nodes_of_one_cluster_are_one_machine(tmp_path):
     assert rows["ddp × 4 on 2 nodes"].strong.speedup["training"][0] == 4.0
 
 
+def test_repeats_on_another_machine_are_not_averaged_away(tmp_path):
+    made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp4-0", "ddp4-1")}
+    made["ddp4-1"]["hosts"] = ["elsewhere"] * 4
+    _, rows = compared(made, tmp_path)
+    assert rows["ddp × 4"].strong.differences == ["another machine: elsewhere, node1 against node1"]
+    assert "repeats on several machines: elsewhere, node1" in rows["ddp × 4"].notes
+
+
 def test_what_else_a_reader_must_know_is_noted(twenty):
     experiments, rows = twenty
     assert rows[f"fsdp-zero2 × 4, {BF16}"].notes == [
@@ -318,7 +327,7 @@ def test_what_else_a_reader_must_know_is_noted(twenty):
 
 def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     made = {name: one for name, one in campaign().items() if name in ("base-0", "base-1", "ddp2-0", "ddp4-0")}
-    made["base-1"] |= {"git_commit": "1234567890", "git_dirty": True, "hosts": ["node2"]}
+    made["base-1"] |= {"git_commit": "1234567890", "git_dirty": True}
     made["base-1"]["attempts"] = [{"seconds": 300.0}] * 2
     made["ddp2-0"]["ranks"][0]["node_shared"] = True
     made["ddp2-0"]["arguments"]["learning_rate"] = 1e-4
@@ -328,7 +337,6 @@ def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     assert rows["baseline × 1"].notes == [
         "base-1 took 2 attempts; its whole run is their sum",
         "mixed code versions: abcdef0; 1234567 with uncommitted changes",
-        "repeats on several machines: node1, node2",
     ]
     assert rows["baseline × 1"].stats["run_seconds"].high == 600
     two, four = "; ".join(rows["ddp × 2"].notes), "; ".join(rows["ddp × 4"].notes)
@@ -345,6 +353,13 @@ def test_rows_that_differ_in_a_setting_say_so(tmp_path):
     made["ddp4-2"]["arguments"] |= {"accumulation": 4}
     _, rows = compared(made, tmp_path)
     assert set(rows) == {"baseline × 1", "ddp × 4, accumulation null", "ddp-zero1 × 4", "ddp × 4, accumulation 4"}
+
+
+def test_faster_than_ideal_is_doubted(tmp_path):
+    made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp4-0")}
+    made["base-0"]["epochs"][1]["train_seconds"] *= 2
+    _, rows = compared(made, tmp_path)
+    assert any(note.startswith("faster than ideal") for note in rows["ddp × 4"].notes)
 
 
 def test_a_named_baseline(tmp_path):
@@ -498,7 +513,7 @@ def test_the_command_names_what_it_leaves_out(written):
         f"left out: {folder}/more/copy/run.json: a copy of {folder}/runs/base-0/run.json",
         f"left out: {folder}/damaged.json: damaged run record: not JSON",
     ]
-    assert done.stdout.startswith("20 runs, 18 of them finished; figures are medians over repeats")
+    assert done.stdout.startswith("runs: 20, finished: 18; figures are medians over repeats")
     assert "not compared: precision tf32 against fp32" in done.stdout
 
 
@@ -649,3 +664,17 @@ def fuzz(folder, count, seed=0):
                     form(block).encode()
         report.rows_frame(experiments).to_csv()
     return accepted
+
+
+def test_the_commands_of_its_page_run(tmp_path, monkeypatch, capsys):
+    """Those of a campaign without --submit and --local, so that they print."""
+    lines = (ROOT / "docs" / "report.md").read_text().splitlines()
+    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("python -m tools.")]
+    assert len(commands) == 7
+    monkeypatch.chdir(ROOT)
+    for _, _, module, *arguments in commands:
+        arguments = [word for word in arguments if word not in ("--submit", "--local")]
+        out = ["--out", str(tmp_path)] if module == "tools.report" else []
+        monkeypatch.setattr(sys, "argv", [module, *out, *arguments])
+        {"tools.report": report, "tools.sweep": sweep}[module].main()
+        assert ("report:" if out else "sbatch --job-name=") in capsys.readouterr().out

@@ -26,12 +26,7 @@ SMALL = ["--max-train-examples", "30", "--max-dev-examples", "16", "--batch-size
 
 @pytest.fixture(scope="module")
 def cluster():
-    absent = slurm_cluster.missing()
-    if absent:
-        reason = f"Slurm is not installed ({', '.join(absent)}): apt-get install slurm-wlm munge"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+    slurm_cluster.require()
     with slurm_cluster.running_cluster() as cluster:
         cluster.environment["VENV"] = sys.prefix
         yield cluster

@@ -6,6 +6,7 @@ Knows nothing of torch: a report can be made where only pandas and matplotlib ar
 import functools
 import json
 import math
+import os
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +33,10 @@ def find_records(paths):
     """The record files that `paths` stand for, each once: run folders, records, folders of either, in order."""
     found = {}
     for path in map(Path, paths):
-        if not path.exists():
+        if not os.path.exists(path):  # Path's own test fails on a name too long
             raise UserError(f"{path}: no such file or folder; name run folders, run.json files or folders of them")
         for file in walk(path, set()):
-            found.setdefault(file.resolve(), file)
+            found.setdefault(os.path.realpath(file), file)
     return list(found.values())
 
 
@@ -43,10 +44,10 @@ def walk(path, seen):
     """`path` itself or, if it is a folder, its run.json or else the JSON files in it and in its folders."""
     if not path.is_dir():
         return [path]
-    if path.resolve() in seen:  # a link back
+    if os.path.realpath(path) in seen:  # a link back
         return []
-    seen.add(path.resolve())
-    if (path / "run.json").exists():
+    seen.add(os.path.realpath(path))
+    if os.path.exists(path / "run.json"):
         return [path / "run.json"]
     try:
         inside = sorted(child for child in path.iterdir() if not child.name.startswith("."))
@@ -358,8 +359,8 @@ class Row:
         return self.runs[0]
 
     def all(self, name):
-        """All values of an attribute over the runs, each once."""
-        return list(dict.fromkeys(getattr(run, name) for run in self.runs))
+        """All values of an attribute over the finished runs, or all if there are none, each once."""
+        return list(dict.fromkeys(getattr(run, name) for run in self.finished or self.runs))
 
     def median(self, name):
         """The median of a measure; None where no finished run has it."""
@@ -456,10 +457,10 @@ def notes(row, most):
         found.append(f"code version {row.lead.code}")
     if len(row.all("torch")) > 1:
         found.append(f"mixed torch versions: {', '.join(row.all('torch'))}")
-    if any(run.shared for run in row.runs):
+    if any(row.all("shared")):
         found.append("shared node: other jobs may have used it at the same time")
     if len(row.all("cluster")) > 1 or (row.lead.cluster is None and len(row.all("hosts")) > 1):
-        found.append(f"repeats on several machines: {', '.join(sorted({h for run in row.runs for h in run.hosts}))}")
+        found.append(f"repeats on several machines: {', '.join(sorted(set().union(*row.all('hosts'))))}")
     counts = sorted({len(run.epochs) for run in row.finished})
     if row.lead.epochs_wanted and counts and counts != [row.lead.epochs_wanted]:
         found.append(f"stopped early: {', '.join(map(str, counts))} of {row.lead.epochs_wanted} epochs")
@@ -508,21 +509,16 @@ def against(values, others):
 
 def other_machine(row, base):
     """Why the two did not run on the same machine or cluster; "" if they did, as far as records can tell."""
-    if row.all("cluster") != base.all("cluster"):
+    if set(row.all("cluster")) != set(base.all("cluster")):
         return against(row.all("cluster"), base.all("cluster"))
-    places = []
-    for one in (row, base):
-        hosts = {host for run in one.runs for host in run.hosts}
-        places.append((hosts, frozenset().union(*one.all("uuids")), set(known(one.all("processor")))))
-    (hosts, cards, processors), (base_hosts, base_cards, base_processors) = places
     if row.lead.cluster is None:  # on a cluster, jobs run on whichever nodes are free
-        if not hosts & base_hosts:
-            return against(sorted(hosts), sorted(base_hosts))
-        if cards and base_cards and not cards & base_cards:
-            return f"{', '.join(sorted(hosts))} with other cards"
-    if processors and base_processors and processors != base_processors:
-        return against(sorted(processors), sorted(base_processors))
-    return ""
+        hosts, cards = ([sorted(set().union(*one.all(name))) for one in (row, base)] for name in ("hosts", "uuids"))
+        if not all(set(own) & set(other) for own in row.all("hosts") for other in base.all("hosts")):
+            return against(*hosts)
+        if all(cards) and not set(cards[0]) & set(cards[1]):
+            return f"{', '.join(hosts[0])} with other cards"
+    processors = [sorted(known(one.all("processor"))) for one in (row, base)]
+    return against(*processors) if all(processors) and processors[0] != processors[1] else ""
 
 
 def recipe(row, base):
@@ -567,6 +563,8 @@ def compare(experiments, bases, allow_unlike=False):
             ratio = quotient(base.median(f"{scope}_seconds"), row.median(f"{scope}_seconds"))
             speedup[scope] = scaled(row, base, ratio if allowed else None, serial=True)
         row.strong = Comparison(base, differences, speedup)
+        if not differences and max((one[1] or 0 for one in speedup.values()), default=0) > 1.05:
+            row.notes.append("faster than ideal: find out why (a busy machine, a slow baseline) before it is reported")
         row.notes += versus(row, base)
         for base in [base for base in near if is_weak(row, base)][:1]:
             others = [what for name, what in found[id(base)].items() if name != "global batch"]

@@ -367,7 +367,7 @@ def report(paths, baseline=None, f1=None, allow_unlike=False, out="report"):
     bases = choose_bases(experiments, baseline)
     compare(experiments, bases, allow_unlike)
     finished = sum(run.status == "finished" for run in runs)
-    summary = f"{len(runs)} runs, {finished} of them finished; figures are medians over repeats (least–most)."
+    summary = f"runs: {len(runs)}, finished: {finished}; figures are medians over repeats (least–most)."
     if not bases:
         summary += " No speed-up: no finished run on one rank is among them; --baseline can name another."
     print(summary)

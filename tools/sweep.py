@@ -10,6 +10,7 @@ in the queue are waited for, and one that failed or was killed is tried again un
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -54,11 +55,10 @@ class Job:
 
 def layout(text):
     """(nodes, GPUs on each) from "4" or "2x4"."""
-    nodes, _, gpus = text.rpartition("x")
-    try:
-        return positive(nodes or "1"), positive(gpus)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of GPUs nor nodes x GPUs, like 2x4") from None
+    match = re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d{0,3})", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of GPUs nor nodes x GPUs, like 2x4")
+    return int(match[1] or 1), int(match[2])
 
 
 def plan(args):
@@ -188,9 +188,7 @@ def call_sbatch(words, variables):
 def submit(jobs, args, queued):
     """Submit what is new, and the report to run when all of the campaign's jobs have ended."""
     if queued is None:
-        raise UserError(
-            "--submit: no Slurm answers here; leave it out to see the lines, or run on this machine with --local"
-        )
+        raise UserError("--submit: no Slurm answers here; without it the lines are printed, --local runs them")
     numbers = [queued[job.name] for job in jobs if job.name in queued]
     for job in jobs:
         if job.state == "new":
@@ -235,7 +233,7 @@ def run_here(jobs, args):
             failed.append(str(log))
     report([args.runs_dir], out=args.out)
     if failed:
-        raise UserError(f"{len(failed)} runs failed, and the same command tries them again; see {', '.join(failed)}")
+        raise UserError(f"failed, and tried again by the same command: see {', '.join(failed)}")
 
 
 def main():
