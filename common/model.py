@@ -41,7 +41,7 @@ def flash_attention(query, key, value, cu_seqlens, max_length, dropout, scaling)
 
     if dropout:
         raise ValueError("variable-length attention has no dropout; use the sdpa backend")
-    if scaling is not None and not math.isclose(scaling, query.shape[-1] ** -0.5, rel_tol=1e-6):
+    if scaling is not None and scaling != query.shape[-1] ** -0.5:
         query = query * (scaling * query.shape[-1] ** 0.5)  # its own scale is always 1 / sqrt(width)
     return varlen_attn(query, key, value, cu_seqlens, cu_seqlens, max_length, max_length)
 
