@@ -161,6 +161,8 @@ def compute_in(model, dtype):
     what it gives. Unlike under autocast, what travels between the layers is half as wide too. FSDP's
     MixedPrecisionPolicy does the same.
     """
+    if dtype is not None and model.network.config.model_type == "deberta":  # its mask overflows in half precision
+        raise UserError("deberta cannot compute in half precision: pass --precision fp32, or tf32 on a GPU")
     model.half = dtype
     if dtype is None or model.attention == "padded":  # networks that are not ours to take apart: autocast
         return
