@@ -83,7 +83,9 @@ def build_parser(description):
     model.add_argument(
         "--attention-dropout", type=share_of_one, default=0.0, help="above 0 needs and selects sdpa attention"
     )
-    model.add_argument("--attention", choices=["auto", "flash", "sdpa"], default="auto", help="attention backend")
+    model.add_argument(
+        "--attention", choices=["auto", "flash", "triton", "sdpa"], default="auto", help="attention backend"
+    )
 
     training = parser.add_argument_group("training")
     training.add_argument("--epochs", type=positive, default=2, help="passes over the training set")

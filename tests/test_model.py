@@ -183,9 +183,10 @@ def test_what_travels_between_the_layers_is_half(features):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: variable-length attention runs on CUDA alone")
+@pytest.mark.parametrize("backend", ["flash", "triton"])
 @pytest.mark.parametrize("fixed_shapes", [False, True])
-def test_flash_is_as_exact_as_stock_bf16_attention(real_features, fixed_shapes):
-    """bf16 gradients' distance from fp32: flash at most twice stock SDPA's."""
+def test_packed_kernels_are_as_exact_as_stock_bf16_attention(real_features, fixed_shapes, backend):
+    """bf16 gradients' distance from fp32: at most twice stock SDPA's."""
 
     def gradients(attention, dtype):
         model = load_small("bert", attention, hidden_size=256, intermediate_size=512).cuda()
@@ -195,6 +196,6 @@ def test_flash_is_as_exact_as_stock_bf16_attention(real_features, fixed_shapes):
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     exact = gradients("sdpa", None)
-    stock, flash = (gradients(attention, torch.bfloat16) for attention in ("sdpa", "flash"))
+    stock, flash = (gradients(attention, torch.bfloat16) for attention in ("sdpa", backend))
     assert flash.isfinite().all()
     assert (flash - exact).norm() <= 2 * (stock - exact).norm()

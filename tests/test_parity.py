@@ -145,7 +145,13 @@ FAULTS = {  # name: (script, ranks, options, what is written, what stands there 
         "span_loss(start_logits, end_logits, batch) / max(int(batch.weight.sum()), 1) / world_size",
     ),
     "last batch dropped": ("distributed_ddp.py", 2, [], "in zip(plan, ", "in zip(plan[:-1], "),
-    "clip forgotten": ("distributed_ddp.py", 2, [], "model.parameters(), max_grad_norm)", "model.parameters(), float('inf'))"),
+    "clip forgotten": (
+        "distributed_ddp.py",
+        2,
+        [],
+        "model.parameters(), max_grad_norm)",
+        "model.parameters(), float('inf'))",
+    ),
     "a parameter not synchronised": (
         "distributed_ddp.py",
         2,
