@@ -108,6 +108,8 @@ def main():
     compute_in(model, runtime.HALF.get(args.precision))
     if args.compile:
         compile_layers(model)
+    if args.checkpoint_activations:
+        model.network.gradient_checkpointing_enable({"use_reentrant": False})
     if args.evaluate_only:
         return evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log)
     trainable = trainable_windows(features["train"])

@@ -11,6 +11,7 @@ import functools
 import time
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -78,6 +79,7 @@ def train_one_epoch(run_step, scheduler, plan, step, features, args, device, ran
 def main():
     parser = build_parser(__doc__.split("\n")[0])
     parser.add_argument("--zero1", action="store_true", help="share the optimizer's state out over the ranks")
+    parser.add_argument("--reduce", choices=["fp32", "bf16"], default="fp32", help="type in which gradients travel")
     args = resolve(parser)
     rank, local_rank, world_size = distributed.read_ranks()
     gather, all_sum = distributed.gather, distributed.all_sum  # over all ranks
@@ -116,17 +118,20 @@ def main():
     compute_in(model, runtime.HALF.get(args.precision))
     if args.compile:
         compile_layers(model)
+    if args.checkpoint_activations:
+        model.network.gradient_checkpointing_enable({"use_reentrant": False})
     if args.evaluate_only:
         return evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log)
     trainable = trainable_windows(features["train"])
     total_steps = args.epochs * -(-len(trainable) // args.batch_size)
     replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    if args.reduce == "bf16":
+        replica.register_comm_hook(None, bf16_compress_hook)
     groups = parameter_groups(model, args.weight_decay)
     adamw = {"lr": torch.tensor(args.learning_rate, device=device), "fused": True, "capturable": True}
+    optimizer = torch.optim.AdamW(groups, **adamw)
     if args.zero1:
         optimizer = ZeroRedundancyOptimizer(groups, torch.optim.AdamW, **adamw)
-    else:
-        optimizer = torch.optim.AdamW(groups, **adamw)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(total_steps, args.warmup))
     model.train()
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")

@@ -76,7 +76,7 @@ def train_one_epoch(run_step, scheduler, plan, step, features, args, device, ran
 def main():
     parser = build_parser(__doc__.split("\n")[0])
     parser.add_argument("--shard", choices=["zero2", "zero3", "hsdp"], default="zero2", help="how much is sharded")
-    parser.add_argument("--checkpoint-activations", action="store_true", help="recompute the layers in backward")
+    parser.add_argument("--reduce", choices=["fp32", "bf16"], default="fp32", help="type in which gradients travel")
     args = resolve(parser)
     rank, local_rank, world_size = distributed.read_ranks()
     gather, all_sum = distributed.gather, distributed.all_sum  # over all ranks
@@ -118,9 +118,10 @@ def main():
     if args.checkpoint_activations:
         model.network.gradient_checkpointing_enable({"use_reentrant": False})
     mesh = distributed.sharding_mesh(args.shard, device)
-    half = MixedPrecisionPolicy(runtime.HALF.get(args.precision), torch.float32, cast_forward_inputs=False)
+    weights, gradients = runtime.HALF.get(args.precision), runtime.HALF.get(args.reduce, torch.float32)
+    policy = MixedPrecisionPolicy(weights, gradients, cast_forward_inputs=False)
     for unit in (*encoder_layers(model), model):  # the weights of one unit are gathered at a time
-        fully_shard(unit, mesh=mesh, mp_policy=half, reshard_after_forward=args.shard != "zero2")
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=args.shard != "zero2")
     if args.evaluate_only:
         return evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log)
     trainable = trainable_windows(features["train"])

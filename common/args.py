@@ -104,6 +104,9 @@ def build_parser(description):
         type=positive,
         help="less memory: split a step into micro-steps of at most so many tokens; the experiment stays the same",
     )
+    training.add_argument(
+        "--checkpoint-activations", action="store_true", help="less memory: recompute the layers in the backward pass"
+    )
     training.add_argument("--seed", type=seed, default=0, help="of the new head, the epoch plan and dropout")
     training.add_argument("--deterministic", action="store_true", help="deterministic kernels only (slower)")
     training.add_argument(

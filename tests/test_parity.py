@@ -34,6 +34,7 @@ WAYS = {  # name: (script, ranks, options)
     "fsdp 2, zero3": ("distributed_fsdp.py", 2, ["--shard", "zero3"]),
     "fsdp 4, zero3, accumulation": ("distributed_fsdp.py", 4, ["--shard", "zero3", "--accumulation", "2"]),
     "fsdp 2, recomputed": ("distributed_fsdp.py", 2, ["--checkpoint-activations"]),
+    "ddp 2, recomputed": ("distributed_ddp.py", 2, ["--checkpoint-activations"]),
     "fsdp 2x2, hsdp": ("distributed_fsdp.py", (2, 2), ["--shard", "hsdp"]),
 }
 
@@ -133,6 +134,14 @@ def test_every_way_gives_one_curve(setting, reference, name):
     assert record["world_size"] == (ranks if isinstance(ranks, int) else 4)
     assert record["epochs"][0]["f1"] == reference[4]["epochs"][0]["f1"]
     assert len(record["peak_memory_bytes"]) == record["world_size"] and len(record["ranks"]) == record["world_size"]
+
+
+@pytest.mark.parametrize("script", ["distributed_ddp.py", "distributed_fsdp.py"])
+def test_gradients_that_travel_in_bf16_lose_a_little(setting, reference, script):
+    """Rounded on their way, so not the fp32 run's to 1e-5, but near it."""
+    losses, norms, *_ = train(setting, f"reduced {script}", script, 2, ["--reduce", "bf16"])
+    assert losses == pytest.approx(reference[0], rel=0.02) and losses != pytest.approx(reference[0], rel=1e-7)
+    assert norms == pytest.approx(reference[1], rel=0.05)
 
 
 FAULTS = {  # name: (script, ranks, options, what is written, what stands there in the faulty script)
