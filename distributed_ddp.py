@@ -11,7 +11,6 @@ import functools
 import time
 
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -126,7 +125,7 @@ def main():
     total_steps = args.epochs * -(-len(trainable) // args.batch_size)
     replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
     if args.reduce == "bf16":
-        replica.register_comm_hook(None, bf16_compress_hook)
+        replica.register_comm_hook(None, distributed.reduce_in_bf16)
     groups = parameter_groups(model, args.weight_decay)
     adamw = {"lr": torch.tensor(args.learning_rate, device=device), "fused": True, "capturable": True}
     optimizer = torch.optim.AdamW(groups, **adamw)
