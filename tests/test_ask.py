@@ -133,9 +133,9 @@ def test_places_far_in_a_huge_text(reader):
     """Blanks are no tokens, but they are characters and lines."""
     part = "The ferry sailed again and nobody knew where it went."
     (alone,) = ask(reader, part, ["Where?"])
-    (result,) = ask(reader, "\r\n" * 3_000_000 + part, ["Where?"])
-    assert (result["answer"], result["line"]) == (alone["answer"], 3_000_001)
-    assert result["start"] == alone["start"] + 6_000_000
+    (result,) = ask(reader, "\r\n" * 500_000 + part, ["Where?"])
+    assert (result["answer"], result["line"]) == (alone["answer"], 500_001)
+    assert result["start"] == alone["start"] + 1_000_000
 
 
 def test_lone_surrogates_are_replaced(reader):
@@ -187,7 +187,7 @@ def test_a_model_of_v2_abstains_by_its_threshold(trained):
         assert len({entry["answer"] for entry in result["n_best"]}) == 50
         if result["answer"] == "":
             assert result["start"] is result["end"] is result["line"] is None
-            assert tool.report(result).splitlines()[1].startswith("  no answer  (score ")
+            assert tool.report(result).startswith("  no answer  (score ")
         else:
             has_place(result, TEXT)
 

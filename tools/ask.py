@@ -169,17 +169,17 @@ def ask_all(reader, data, n_best=3):
         best = describe(next(entry for entry in nbest if entry["text"] == text), places, row.context)
         others = [describe(entry, places, row.context) for entry in nbest[:n_best]]
         odds = {"null_odds": found[key]["null_odds"], "threshold": threshold}
-        results.append({"question": row.question, **best, **odds, "n_best": others})
+        results.append({"id": key, "question": row.question, **best, **odds, "n_best": others})
     return results
 
 
 def ask(reader, text, questions, n_best=3):
     """The answers to `questions` (a list) from `text`, computed together: a list of dicts.
 
-    question; answer: "" for no answer; score: start plus end logit; probability: among all answers searched; start,
-    end: characters of the text, from 0, end not included; line: from 1 (None, all three, for no answer); null_odds,
-    threshold: no answer where the first exceeds the second, None never abstains; n_best: the best answers, each with
-    the fields from answer to line. UserError for an empty text or question.
+    id: the question's number, as text. answer: "" for no answer. score: start plus end logit. probability: among all
+    answers searched. start, end: characters of the text, from 0, end not included; line: from 1; None, all three, for
+    no answer. null_odds, threshold: no answer where the first exceeds the second; None never abstains. n_best: the
+    best answers, each with the fields from answer to line. UserError for an empty text or question.
     """
     return ask_all(reader, text_questions(text, questions), n_best)
 
@@ -193,7 +193,7 @@ def one_line(text):
 
 
 def report(result):
-    """A result for the eye: the question, its answer, and the other answers of the n-best list."""
+    """A result for the eye: its answer, and below it the other answers of the n-best list."""
 
     def told(entry):
         place = f"line {entry['line']}, characters {entry['start']}-{entry['end']}, " if entry["answer"] else ""
@@ -201,7 +201,7 @@ def report(result):
         return f"{one_line(entry['answer']) or 'no answer'}  ({place}{figures})"
 
     others = [told(entry) for entry in result["n_best"] if entry["answer"] != result["answer"]]
-    return "\n".join([one_line(result["question"]), f"  {told(result)}", *(f"    or {other}" for other in others)])
+    return "\n".join([f"  {told(result)}", *(f"    or {other}" for other in others)])
 
 
 def piped_or_typed():
@@ -218,7 +218,7 @@ def piped_or_typed():
         try:
             question = input("question (Ctrl-D ends): " if sys.stdout.isatty() else "").strip()
         except EOFError:
-            return
+            return note("")  # the shell's prompt begins a line of its own
         if question:
             yield [question]
 
@@ -276,23 +276,24 @@ def main(argv=None):
         data = squad.read_squad(args.context_file)
     else:
         text = read_text(args.context_file)
-        given = text_questions(text, args.question or [], args.context_file)
+        data = text_questions(text, args.question or [], args.context_file)
     compiled = args.compile if args.compile is not None or is_squad else False
     reader = load(args.model, args.device, args.precision, args.eval_tokens, compiled)
+    typed = not (is_squad or args.question) and sys.stdin.isatty()  # then the question stands there already
 
-    def answer(data, ids=None):
-        for i, result in enumerate(ask_all(reader, data, args.n_best)):
-            result = {"id": ids[i], **result} if ids else result
-            print(json.dumps(result, ensure_ascii=False) if args.json else report(result), flush=True)
+    def answer(data):
+        for result in ask_all(reader, data, args.n_best):
+            if args.json:
+                print(json.dumps(result, ensure_ascii=False), flush=True)
+            else:
+                print(*([] if typed else [one_line(result["question"])]), report(result), sep="\n", flush=True)
 
     clock = time.perf_counter()
     if args.predictions:
         found, threshold = find(reader, data)
         write_json(args.predictions, answers.decide(found, threshold))
-    elif is_squad:
-        answer(data, list(data.frame["id"]))
-    elif args.question:
-        answer(given)
+    elif is_squad or args.question:
+        answer(data)
     else:
         for questions in piped_or_typed():
             answer(text_questions(text, questions, args.context_file))
