@@ -223,8 +223,12 @@ def read_settings(config, path):
         return {}
     kinds = {"max_length": int, "overlap": int, "max_answer_tokens": int, "version": str}
     good = isinstance(settings, dict) and all(type(settings.get(name)) is kind for name, kind in kinds.items())
-    threshold = settings.get("null_threshold") if good else None
-    if not good or not (threshold is None or (type(threshold) in (int, float) and math.isfinite(threshold))):
+    if good:
+        threshold = settings.get("null_threshold")
+        is_number = type(threshold) in (int, float) and -math.inf < threshold < math.inf
+        good = {"1.1": threshold is None, "2.0": is_number}.get(settings["version"], False)  # v1.1 never abstains
+        good = good and settings["max_answer_tokens"] > 0  # question_limit judges the other two
+    if not good:
         raise UserError(f'{path}/config.json: its "squad" section is damaged; remove it, or train the model again')
     return settings
 

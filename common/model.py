@@ -301,10 +301,11 @@ def find_model(name):
     """
     if name is not None:
         folders = [Path(name), ROOT / "data" / "models" / name]
-        found = next((folder for folder in folders if (folder / "config.json").is_file()), None)
+        # os.path, since Path's own tests fail on a name too long
+        found = next((folder for folder in folders if os.path.isfile(folder / "config.json")), None)
         if found is not None:
             return str(found), str(name)
-        if Path(name).exists():
+        if os.path.exists(name):
             raise UserError(f"{name}: no config.json there; name a model folder or a Hugging Face model")
         if in_hub_cache(name):
             return str(name), str(name)
