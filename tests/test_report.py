@@ -1,0 +1,651 @@
+"""tools.report: figures against values computed by hand, unlike runs refused, hostile records, the files it writes."""
+
+import base64
+import copy
+import html.parser
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from tiny import ROOT
+
+from common import record as record_module
+from common.errors import UserError
+from tools import figures, records, report
+
+H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"
+
+
+def record(strategy, ranks, seed=0, batch=384, precision="bf16", training=(), f1=(), total=None, rate=None, **more):
+    """A run record as the scripts write it; `training`: seconds of each epoch. 8 s of evaluation and 2 s of saving."""
+    card = more.get("card", H100)
+    epochs = [
+        {
+            "epoch": i,
+            "train_loss": 3.0 / i,
+            "dev_loss": [2.0, 1.5, 1.75][i - 1],
+            "train_seconds": spent,
+            "evaluation_seconds": more.get("evaluation", 8.0),
+            "checkpoint_seconds": more.get("saving", 2.0),
+            "windows_per_second": rate,
+            "share_of_peak": 0.25,
+            "f1": score,
+            "exact": score - 8,
+            "best": score == max(f1[:i]),
+            "hardware": {
+                str(rank): {
+                    "utilisation": 80 + rank,
+                    "power_watts": 500.0 + 10 * rank,
+                    "energy_joules": 1.0,
+                    "energy_counter_joules": 1000.0 * i,
+                }
+                for rank in range(ranks)
+            },
+        }
+        for i, (spent, score) in enumerate(zip(training, f1, strict=True), 1)
+    ]
+    arguments = {"batch_size": batch, "epochs": 3, "precision": precision, "seed": seed, "max_length": 384}
+    arguments |= {"overlap": 128, "attention": "flash", "compile": True, "cuda_graphs": True, "learning_rate": 5e-5}
+    sets = {"train": {"sha256": "t", "cuts": [], "questions": 87599, "windows": 88000}}
+    sets["dev"] = {"sha256": "d", "cuts": [], "questions": 10570, "windows": 10784}
+    made = {
+        "schema": 2,
+        "status": "finished",
+        "started": 1.75e9 + 1000 * seed + 100 * ranks + batch + len(strategy) / 10,
+        "host": "node1",
+        "git_commit": "abcdef0123",
+        "git_dirty": False,
+        "versions": {"torch": "2.13.0"},
+        "strategy": strategy,
+        "arguments": arguments,
+        "data": {"name": "squad", **sets},
+        "model": {"name": "bert-base", "parameters": 110_000_000, "sha256": "m"},
+        "world_size": ranks,
+        "nodes": 1,
+        "hosts": ["node1"] * ranks,
+        "gpus": [card] * ranks,
+        "ranks": [{"rank": i, "uuid": f"card{i}", "name": card, "node_shared": False} for i in range(ranks)],
+        "precision": precision,
+        "epochs": epochs,
+        "attempts": [{"seconds": 1.0}],
+        "seconds": {"total": total},
+        "peak_memory_bytes": [10e9 + 1e9 * rank for rank in range(ranks)],
+    }
+    return made | more.get("fields", {})
+
+
+def campaign():
+    """{name: record} of twenty runs."""
+    made = {}
+    for seed, (spent, f1) in enumerate([(100, 88.0), (102, 88.4), (98, 87.6)]):
+        curve = {"f1": [80.0, f1, f1 - 1], "training": [spent + 30.0, spent, spent]}
+        made[f"base-{seed}"] = record("baseline", 1, seed, total=400.0 + spent - 100, rate=900.0 + seed, **curve)
+        curve["training"] = [spent + 60.0, spent * 1.2, spent * 1.2]
+        made[f"small-{seed}"] = record("baseline", 1, seed, batch=96, total=500.0, rate=800.0, **curve)
+        curve["training"] = [70.0, 50.0 + seed, 50.0 + seed]
+        made[f"ddp2-{seed}"] = record("ddp", 2, seed, total=250.0 + seed, rate=1700.0, **curve)
+        curve["training"] = [50.0, 25.0, 25.0]
+        made[f"ddp4-{seed}"] = record("ddp", 4, seed, total=160.0, rate=3040.0, **curve)
+        curve["training"] = [60.0, 30.0, 30.0]
+        made[f"fsdp4-{seed}"] = record("fsdp-zero2", 4, seed, total=200.0, rate=2800.0, **curve)
+    made["fsdp4-2"] |= {"status": "failed", "error": "RuntimeError: node down", "epochs": made["fsdp4-2"]["epochs"][:1]}
+    curve = {"training": [40.0, 20.0, 20.0], "f1": [80.0, 88.0, 87.0]}
+    made["tf32"] = record("ddp", 4, precision="tf32", total=150.0, rate=3500.0, **curve)
+    made["a100"] = record("ddp", 4, card=A100, total=170.0, rate=2000.0, **curve)
+    made["running"] = record("ddp", 4, seed=3, training=[50.0], f1=[80.0], rate=3040.0, fields={"status": "running"})
+    # A course report: two epochs in 64 minutes on one GPU in fp32, 8 min 2 s on four, where Lightning used TF32.
+    course = {"data": {"name": "course", "train": {"sha256": "c", "questions": 80000}}, "git_commit": None}
+    curve = {"f1": [70.0, 75.0], "evaluation": None, "saving": None, "card": A100, "batch": 8, "fields": course}
+    one, four = {"training": [1920.0] * 2, "total": 3840.0}, {"training": [241.0] * 2, "total": 482.0}
+    made["sequential"] = record("baseline", 1, precision="fp32", **one, **curve)
+    made["lightning"] = record("ddp", 4, precision="tf32", **four, **curve)
+    for name in ("sequential", "lightning"):
+        made[name]["arguments"] |= {"epochs": 2, "attention": "eager", "compile": False, "cuda_graphs": False}
+    return made
+
+
+def save(folder, made):
+    """Write records as run folders."""
+    for name, one in made.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "run.json").write_text(json.dumps(one))
+    return folder
+
+
+def compared(made, tmp_path, baseline=None, f1=None, allow_unlike=False):
+    """(experiments, {label: row}) of these records."""
+    runs, left_out = report.load([save(tmp_path / "runs", made)])
+    assert not left_out
+    experiments = records.group(runs, f1)
+    records.compare(experiments, records.choose_bases(experiments, baseline), allow_unlike)
+    return experiments, {row.label: row for experiment in experiments for row in experiment.rows}
+
+
+BF16, TF32 = "bf16, batch 384", "tf32, batch 384"
+BASE, SMALL = f"baseline × 1, {BF16}", "baseline × 1, bf16, batch 96"
+OTHER_CARD = f"ddp × 4, {BF16}, A100-SXM4-40GB"
+
+
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory):
+    made = campaign()
+    assert len(made) == 20
+    experiments, rows = compared(made, tmp_path_factory.mktemp("campaign"))
+    return experiments, rows
+
+
+def test_runs_are_grouped_into_rows_of_repeats(twenty):
+    experiments, rows = twenty
+    assert [len(experiment.rows) for experiment in experiments] == [7, 2]
+    assert experiments[0].title == "bert-base (110 M parameters) on squad (87,599 questions, windows of 384), 3 epochs"
+    counts = {label: (len(row.finished), len(row.runs)) for label, row in rows.items()}
+    assert counts == {
+        BASE: (3, 3),
+        SMALL: (3, 3),
+        f"ddp × 2, {BF16}": (3, 3),
+        f"ddp × 4, {BF16}": (3, 4),
+        f"ddp × 4, {TF32}": (1, 1),
+        OTHER_CARD: (1, 1),
+        f"fsdp-zero2 × 4, {BF16}": (2, 3),
+        "baseline × 1, fp32": (1, 1),
+        "ddp × 4, tf32": (1, 1),
+    }
+
+
+def test_measures_are_medians_with_spread_and_count(twenty):
+    _, rows = twenty
+    expected = {  # median, least, most, count
+        "training_seconds": (100, 98, 102, 3),  # of the epochs after the first
+        "evaluation_seconds": (8, 8, 8, 3),
+        "epoch_seconds": (110, 108, 112, 3),  # + 8 + 2
+        "run_seconds": (400, 398, 402, 3),
+        "run_training_seconds": (330, 324, 336, 3),  # 130 + 100 + 100
+        "run_evaluation_seconds": (24, 24, 24, 3),
+        "windows_per_second": (901, 900, 902, 3),
+        "share_of_peak": (0.25, 0.25, 0.25, 3),
+        "f1": (88.0, 87.6, 88.4, 3),  # of the second epoch, the best
+        "exact": (80.0, 79.6, 80.4, 3),
+        "peak_memory_bytes": (10e9, 10e9, 10e9, 3),
+        "utilisation": (80, 80, 80, 3),
+        "power_watts": (500, 500, 500, 3),
+        "energy_joules": (2500, 2500, 2500, 3),  # of epochs 2 and 3, by the counter
+        # F1 87, the most in whole numbers that all reach: after two epochs, 130 + 100 + 2 · 10
+        "seconds_to_f1": (250, 246, 254, 3),
+    }
+    for name, (median, low, high, count) in expected.items():
+        found = rows[BASE].stats[name]
+        assert (found.median, found.low, found.high, found.count) == pytest.approx((median, low, high, count)), name
+    four = rows[f"ddp × 4, {BF16}"]
+    assert four.median("peak_memory_bytes") == 13e9  # of the fullest rank
+    assert four.median("utilisation") == 81.5 and four.median("power_watts") == 515  # per card
+    assert four.median("energy_joules") == 10000  # 4 · 2,500
+    assert rows[f"fsdp-zero2 × 4, {BF16}"].stats["f1"].count == 2
+    assert rows[BASE].stats["HasAns_f1"] is None
+
+
+def serial(speedup, ranks):
+    return (1 / speedup - 1 / ranks) / (1 - 1 / ranks)
+
+
+def test_strong_scaling(twenty):
+    _, rows = twenty
+    four = rows[f"ddp × 4, {BF16}"].strong
+    assert four.base is rows[BASE] and not four.differences
+    assert four.speedup["training"] == pytest.approx((4.0, 1.0, 0.0))  # 100 / 25
+    assert four.speedup["epoch"] == pytest.approx((110 / 35, 110 / 35 / 4, serial(110 / 35, 4)))
+    assert four.speedup["epoch"] == pytest.approx((3.142857, 0.785714, 0.090909), rel=1e-5)
+    assert four.speedup["run"] == pytest.approx((2.5, 0.625, 0.2))  # 400 / 160; (0.4 − 0.25) / 0.75
+    two = rows[f"ddp × 2, {BF16}"].strong
+    assert two.speedup["training"] == pytest.approx((100 / 51, 50 / 51, 0.02))  # (0.51 − 0.5) / 0.5
+    assert rows[f"fsdp-zero2 × 4, {BF16}"].strong.speedup["run"] == pytest.approx((2.0, 0.5, 1 / 3))
+    assert rows[BASE].strong is None and rows[SMALL].strong is None  # baselines
+
+
+def test_weak_scaling_is_another_thing(twenty, tmp_path):
+    _, rows = twenty
+    weak = rows[f"ddp × 4, {BF16}"].weak  # 96 windows on each GPU, as the small baseline has
+    assert weak.base is rows[SMALL] and weak.speedup == {"weak": pytest.approx((3.8, 0.95, None))}  # 3,040 / 800
+    assert rows[f"ddp × 2, {BF16}"].weak is None  # 192 on each
+    # Without a baseline of the same global batch, no strong speed-up is made of it, asked for or not.
+    made = {name: one for name, one in campaign().items() if name.startswith(("small", "ddp4"))}
+    for allow in (False, True):
+        experiments, rows = compared(made, tmp_path / str(allow), allow_unlike=allow)
+        row = rows["ddp × 4, batch 384"]
+        assert row.weak.speedup["weak"][0] == pytest.approx(3.8)
+        assert row.strong.differences == ["global batch 384 against 96"]
+        assert set(row.strong.speedup.values()) == {(None, None, None)}
+        strong, weak = report.tables(experiments[0])[2:]
+        assert strong.rows[0][-1] == "not compared: global batch 384 against 96: weak scaling, below"
+        assert weak.rows == [["ddp × 4, batch 384", "4", "baseline × 1, batch 96", "96", "800 → 3,040", "3.80", "95.0"]]
+
+
+def test_the_course_report_is_caught(twenty, tmp_path):
+    """Its 7.9 × on four GPUs compares TF32 with fp32."""
+    experiments, rows = twenty
+    claim = rows["ddp × 4, tf32"]
+    assert claim.strong.base is rows["baseline × 1, fp32"]
+    assert claim.strong.differences == ["precision tf32 against fp32"]
+    assert set(claim.strong.speedup.values()) == {(None, None, None)} and claim.weak is None
+    strong = report.tables(experiments[1])[-1]
+    assert strong.rows == [
+        ["ddp × 4, tf32", "4", "baseline × 1, fp32", *["–"] * 5, "not compared: precision tf32 against fp32"]
+    ]
+    made = {name: one for name, one in campaign().items() if name in ("sequential", "lightning")}
+    experiments, rows = compared(made, tmp_path, allow_unlike=True)
+    speedup = rows["ddp × 4, tf32"].strong.speedup
+    assert speedup["run"] == pytest.approx((3840 / 482, 3840 / 482 / 4, serial(3840 / 482, 4)))
+    assert speedup["run"][0] == pytest.approx(7.97, abs=0.01) and speedup["run"][2] < 0  # faster than four times
+    line = report.tables(experiments[0])[-1].rows[0]
+    assert line[5] == "7.97 †" and line[-1] == "† precision tf32 against fp32"
+
+
+def change(one, name, value):
+    """A record with the value at "a.b" changed."""
+    *folders, last = name.split(".")
+    place = one
+    for folder in folders:
+        place = place[folder]
+    place[last] = value
+
+
+@pytest.mark.parametrize(
+    "name, value, said",
+    [
+        ("precision", "tf32", "precision tf32 against bf16"),
+        ("model.name", "bert-large", None),
+        ("model.sha256", "other", r"model bert-base \(110 M parameters\), but not the same"),
+        ("model.parameters", 340_000_000, r"model bert-base \(340 M parameters\) against bert-base \(110 M .*"),
+        ("data.train.sha256", "other", "data squad .*, but not the same"),
+        ("data.dev.cuts", [["first", 500]], "data squad .*, but not the same"),
+        ("arguments.max_length", 512, "data squad .* windows of 512.* against squad .* windows of 384.*"),
+        ("arguments.batch_size", 32, "global batch 32 against 384"),
+        ("arguments.epochs", 5, "epochs 5 against 3"),
+        ("gpus", [A100] * 4, f"card {A100} against {H100}"),
+        ("gpus", [H100, H100, A100, A100], f"card {A100}, {H100} against {H100}"),
+        ("arguments.attention", "sdpa", "attention sdpa against flash"),
+        ("arguments.compile", False, "compile false against true"),
+        ("arguments.cuda_graphs", False, "cuda_graphs false against true"),
+        ("hosts", ["elsewhere"] * 4, "another machine: elsewhere against node1"),
+        ("ranks", [{"uuid": "another"}] * 4, "another machine: node1 with other cards"),
+        ("cluster", "other", "another machine: other against unknown"),
+        ("processor", "slow", "another machine: slow against fast"),
+        ("epochs", None, "epochs 2 against 3"),  # stopped early
+    ],
+)
+def test_each_unlikeness_is_named_and_kept_out_of_the_speedups(tmp_path, name, value, said):
+    made = campaign()
+    base, row = made["base-0"], made["ddp4-0"]
+    base["processor"] = row["processor"] = "fast"
+    change(row, name, row["epochs"][:2] if name == "epochs" else value)
+    _, rows = compared({"base": base, "row": row}, tmp_path / "no")
+    strong = next(one for label, one in rows.items() if label.startswith("ddp")).strong
+    if said is None:  # the digest, not the name, says what a model is
+        assert not strong.differences and strong.speedup["training"][0] == 4.0
+        return
+    assert len(strong.differences) == 1 and re.fullmatch(said, strong.differences[0]), strong.differences
+    assert set(strong.speedup.values()) == {(None, None, None)}
+    experiments, rows = compared({"base": base, "row": row}, tmp_path / "allowed", allow_unlike=True)
+    strong = next(one for label, one in rows.items() if label.startswith("ddp")).strong
+    assert strong.speedup["training"][0] == pytest.approx(4.0) and len(strong.differences) == 1
+    tables = [table for experiment in experiments for table in report.tables(experiment)]
+    lines = [line for table in tables for line in table.rows if "training" in line]
+    assert [line[5] for line in lines] == ["4.00 †"]
+
+
+def test_nodes_of_one_cluster_are_one_machine(tmp_path):
+    made = campaign()
+    base, row = made["base-0"] | {"cluster": "big"}, made["ddp4-0"] | {"cluster": "big"}
+    row |= {"hosts": ["node7", "node8"] * 2, "nodes": 2, "ranks": [{"uuid": f"new{i}"} for i in range(4)]}
+    _, rows = compared({"base": base, "row": row}, tmp_path)
+    assert rows["ddp × 4 on 2 nodes"].strong.speedup["training"][0] == 4.0
+
+
+def test_what_else_a_reader_must_know_is_noted(twenty):
+    experiments, rows = twenty
+    assert rows[f"fsdp-zero2 × 4, {BF16}"].notes == [
+        "fsdp4-2 is left out: failed (RuntimeError: node down)",
+        "repeats missing: 2 where another row has 3",
+    ]
+    assert rows[f"ddp × 4, {BF16}"].notes == ["running is left out: running, or killed"]
+    assert rows["ddp × 4, tf32"].notes == ["one run alone, so no spread", "code version unknown"]
+    assert "all rows: code version unknown" in report.notes(experiments[1])
+
+
+def test_notes_on_code_machines_attempts_and_settings(tmp_path):
+    made = {name: one for name, one in campaign().items() if name in ("base-0", "base-1", "ddp2-0", "ddp4-0")}
+    made["base-1"] |= {"git_commit": "1234567890", "git_dirty": True, "hosts": ["node2"]}
+    made["base-1"]["attempts"] = [{"seconds": 300.0}] * 2
+    made["ddp2-0"]["ranks"][0]["node_shared"] = True
+    made["ddp2-0"]["arguments"]["learning_rate"] = 1e-4
+    made["ddp4-0"]["ranks"][3]["other_processes"] = 1
+    made["ddp4-0"]["versions"]["torch"] = "2.11.0"
+    _, rows = compared(made, tmp_path)
+    assert rows["baseline × 1"].notes == [
+        "base-1 took 2 attempts; its whole run is their sum",
+        "mixed code versions: abcdef0; 1234567 with uncommitted changes",
+        "repeats on several machines: node1, node2",
+    ]
+    assert rows["baseline × 1"].stats["run_seconds"].high == 600
+    two, four = "; ".join(rows["ddp × 2"].notes), "; ".join(rows["ddp × 4"].notes)
+    assert "shared node" in two and "shared node" in four
+    assert "other settings than its baseline: learning_rate 0.0001 against 5e-05" in two
+    assert "other code than its baseline: abcdef0 against abcdef0, 1234567 with uncommitted changes" in two
+    assert "other torch than its baseline: 2.11.0 against 2.13.0" in four
+    assert rows["ddp × 2"].strong.speedup["training"][0] == pytest.approx(101 / 50)  # noted, not refused
+
+
+def test_rows_that_differ_in_a_setting_say_so(tmp_path):
+    made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp4-0", "ddp4-1", "ddp4-2")}
+    made["ddp4-1"]["arguments"] |= {"zero1": True}
+    made["ddp4-2"]["arguments"] |= {"accumulation": 4}
+    _, rows = compared(made, tmp_path)
+    assert set(rows) == {"baseline × 1", "ddp × 4, accumulation null", "ddp-zero1 × 4", "ddp × 4, accumulation 4"}
+
+
+def test_a_named_baseline(tmp_path):
+    made = {name: one for name, one in campaign().items() if name.startswith(("base", "ddp", "fsdp"))}
+    _, rows = compared(made, tmp_path / "1", baseline="ddp")
+    assert rows["fsdp-zero2 × 4"].strong.base.label == "ddp × 2" and rows["ddp × 4"].strong.base.label == "ddp × 2"
+    speedup, efficiency, fraction = rows["ddp × 4"].strong.speedup["training"]
+    assert (speedup, efficiency, fraction) == (51 / 25, 51 / 50, None)  # twice the ranks; no serial run to compare with
+    _, rows = compared(made, tmp_path / "2", baseline="ddp × 4")
+    assert rows["fsdp-zero2 × 4"].strong.speedup["training"] == (25 / 30, 25 / 30, None)
+    _, rows = compared(made, tmp_path / "3", baseline="fsdp4-1")
+    assert rows["ddp × 4"].strong.base.label == "fsdp-zero2 × 4"
+    with pytest.raises(UserError, match=r"--baseline dpp: no finished run of this name; there are: .*ddp × 4"):
+        compared(made, tmp_path / "4", baseline="dpp")
+
+
+def test_seconds_to_a_given_f1(tmp_path):
+    made = {name: one for name, one in campaign().items() if name.startswith("base")}
+    _, rows = compared(made, tmp_path / "1", f1=80)
+    assert rows["baseline × 1"].median("seconds_to_f1") == 140  # the first epoch: 130 + 10
+    _, rows = compared(made, tmp_path / "2", f1=88)  # two of three reach it
+    assert rows["baseline × 1"].stats["seconds_to_f1"] == records.Stat(254, 250, math.inf, 3)
+    experiments, _ = compared(made, tmp_path / "3", f1=90)
+    assert report.result_table(experiments[0]).rows[0][5] == "not reached"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tables and figures
+
+
+def test_the_tables_show_it(twenty):
+    experiments, _ = twenty
+    result, throughput, strong, weak = report.tables(experiments[0])
+    assert result.columns == ["", "runs", "F1", "EM", "s an epoch", "s to F1 87", "s whole run"]
+    assert result.rows[1] == [
+        BASE, "3", "88.00 (87.60–88.40)", "80.00 (79.60–80.40)",
+        "110.0 (108.0–112.0)", "250.0 (246.0–254.0)", "400.0 (398.0–402.0)",
+    ]  # fmt: skip
+    assert [row[1] for row in result.rows if row[0] == f"fsdp-zero2 × 4, {BF16}"] == ["2 of 3"]
+    assert throughput.rows[1] == [BASE, "901 (900–902)", "25.0", "10.00", "80", "500", "2.50"]
+    lines = [row for row in strong.rows if row[0] == f"fsdp-zero2 × 4, {BF16}" or row[0] == ""][-3:]
+    assert lines[0][1:] == ["4", BASE, "training", "100.0 → 30.0", "3.33", "83.3", "0.067", ""]
+    assert lines[2][1:] == ["", "", "whole run", "400.0 → 200.0", "2.00", "50.0", "0.333", ""]
+    refused = {row[0]: row[-1] for row in strong.rows if row[-1]}
+    assert refused == {
+        f"ddp × 4, {TF32}": "not compared: precision tf32 against bf16",
+        OTHER_CARD: f"not compared: card {A100} against {H100}",
+    }
+    assert [(row[0], row[5]) for row in weak.rows] == [
+        (f"ddp × 4, {BF16}", "3.80"),
+        (f"fsdp-zero2 × 4, {BF16}", "3.50"),
+    ]
+
+
+def approx(points):
+    return [pytest.approx(point) for point in points]
+
+
+def test_the_speedup_figure_draws_it(twenty):
+    experiments, _ = twenty
+    figures.load_matplotlib()
+    figure = figures.speedup_figure(experiments[0])
+    titles = [ax.get_title(loc="left") for ax in figure.axes]
+    assert titles == list(figures.PANELS.values())
+    lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[1].lines}
+    assert lines["ideal"] == [[1, 1], [4, 4]]
+    assert lines[f"ddp, {BF16}"] == approx([[1, 1], [2, 110 / 61], [4, 110 / 35]])  # from the baseline on
+    assert lines[f"fsdp-zero2, {BF16}"] == approx([[1, 1], [4, 2.75]])
+    assert not [name for name in lines if "tf32" in name or "A100" in name]
+    points = figures.speedup_points(experiments[0], "training").set_index(["series", "ranks"])
+    two = points.loc[(f"ddp, {BF16}", 2)]
+    assert (two["low"], two["high"]) == pytest.approx((100 / 52, 100 / 50))  # the slowest and the fastest repeat
+    weak = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[3].lines}
+    assert weak[f"ddp, {BF16}"] == approx([[1, 1], [4, 3.8]])
+    assert figures.speedup_figure(experiments[1]) is None  # nothing to compare
+
+
+def test_unlike_runs_are_marked_in_the_figure(tmp_path):
+    made = {name: one for name, one in campaign().items() if name in ("sequential", "lightning")}
+    experiments, _ = compared(made, tmp_path, allow_unlike=True)
+    figures.load_matplotlib()
+    labels = [line.get_label() for line in figures.speedup_figure(experiments[0]).axes[0].lines]
+    assert "ddp, tf32 †" in labels
+
+
+def test_the_time_figure_draws_it(twenty):
+    experiments, _ = twenty
+    figures.load_matplotlib()
+    figure = figures.time_figure(experiments[0])
+    names = [row.label for row in experiments[0].rows]
+    for ax, parts in zip(figure.axes, [(100, 8, 2), (330, 24, 46)], strict=True):  # 400 − 330 − 24
+        widths = [[bar.get_width() for bar in container] for container in ax.containers]
+        assert [part[names.index(BASE)] for part in widths] == pytest.approx(parts)
+        text = ax.texts[names.index(BASE)].get_text()
+        assert text == f"{sum(parts):.1f} s"
+
+
+def test_the_curves_figure_draws_it(twenty):
+    experiments, rows = twenty
+    figures.load_matplotlib()
+    figure = figures.curves_figure(experiments[0])
+    place = [row.label for row in experiments[0].rows].index(BASE)
+    loss, score = figure.axes[place], figure.axes[4 + place]
+    lines = {line.get_label(): line.get_xydata() for ax in (loss, score) for line in ax.lines}
+    assert lines["training loss"].tolist() == [[1, 3], [2, 1.5], [3, 1]]
+    assert lines["dev loss"].tolist() == [[1, 2], [2, 1.5], [3, 1.75]]
+    assert lines["dev F1"].tolist() == [[1, 80], [2, 88], [3, 87]]
+    assert lines["dev exact match"].tolist() == [[1, 72], [2, 80], [3, 79]]
+    assert lines["overfitting from here"][:, 0].tolist() == [2, 2]  # the lowest dev loss, then 1.75
+    assert figures.overfitting_epoch(rows["ddp × 4, tf32"]) is None  # still falling at its last epoch
+    assert figures.curves(rows[BASE])["f1"].loc[2].tolist() == [88.0, 87.6, 88.4]
+
+
+class Checker(html.parser.HTMLParser):
+    """Collects addresses that a page loads, and checks that its tags close."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.addresses, self.text = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "srcset")]
+        if tag not in ("meta", "img", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """(finished process, folder with the report) of the command on the twenty, a damaged record and a copy."""
+    folder = tmp_path_factory.mktemp("written")
+    made = campaign()
+    save(folder / "runs", made)
+    save(folder / "more", {"copy": made["base-0"]})
+    (folder / "damaged.json").write_text('{"schema": 2, "stat')
+    command = [sys.executable, "-m", "tools.report", *(str(folder / name) for name in ("runs", "more", "damaged.json"))]
+    command += ["--out", str(folder / "report")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done, folder
+
+
+def test_the_command_names_what_it_leaves_out(written):
+    done, folder = written
+    assert done.stderr.splitlines() == [
+        f"left out: {folder}/more/copy/run.json: a copy of {folder}/runs/base-0/run.json",
+        f"left out: {folder}/damaged.json: damaged run record: not JSON",
+    ]
+    assert done.stdout.startswith("20 runs, 18 of them finished; figures are medians over repeats")
+    assert "not compared: precision tf32 against fp32" in done.stdout
+
+
+def test_the_page_needs_nothing_else(written):
+    page = (written[1] / "report" / "report.html").read_text()
+    checker = Checker()
+    checker.feed(page)
+    assert not checker.open and len(checker.addresses) == 5  # three figures and two
+    for address in checker.addresses:
+        assert base64.b64decode(address.removeprefix("data:image/svg+xml;base64,")).startswith(b"<?xml")
+    assert not re.search(r"https?://|@import|url\(|<script", page)
+    text = " ".join(checker.text)
+    assert (
+        "3.14" in text
+        and "88.00" in text
+        and "87.60–88.40" in text
+        and "damaged run record" in text
+        and "node down" in text
+    )
+
+
+def test_markdown_csv_and_figures(written):
+    folder = written[1] / "report"
+    markdown = (folder / "report.md").read_text()
+    line = f"| ddp × 4, {BF16} | 4 | {BASE} | training | 100.0 → 25.0 | 4.00 | 100.0 | 0.000 |  |"
+    assert line in markdown
+    for name in re.findall(r"\]\((figures/\S+)\)", markdown):
+        assert (folder / name).is_file() and (folder / name).with_suffix(".png").is_file()
+    assert len(list((folder / "figures").iterdir())) == 10
+    frame = pd.read_csv(folder / "rows.csv").set_index("row")
+    row = frame.loc[f"ddp × 4, {BF16}"]
+    assert row["strong_epoch_speedup"] == pytest.approx(110 / 35)
+    assert row["strong_run_serial_fraction"] == pytest.approx(0.2)
+    assert row["weak_weak_efficiency"] == pytest.approx(0.95) and row["run_seconds_count"] == 3
+    assert frame.loc["ddp × 4, tf32", "strong_differences"] == "precision tf32 against fp32"
+    assert math.isnan(frame.loc["ddp × 4, tf32", "strong_run_speedup"])
+
+
+def test_real_records_are_read():
+    folder = ROOT / "benchmarks" / "records"
+    runs, left_out = report.load([folder])
+    files = [json.loads(path.read_text()) for path in folder.rglob("*.json")]
+    assert len(runs) == sum("schema" in one for one in files if isinstance(one, dict)) >= 10
+    assert all(line.endswith("not a run record (run.json)") for line in left_out)
+    assert max(records.SCHEMAS) == record_module.SCHEMA
+    assert {"cluster", "processor"} <= record_module.environment().keys()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Hostile input
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("", "damaged run record: not JSON"),
+        ("[" * 100_000, "damaged run record: not JSON"),
+        ("\xff", "damaged run record: not JSON"),
+        ('{"schema": ' + "9" * 5000 + "}", "damaged run record: not JSON"),
+        ("[1, 2]", "not a run record"),
+        ("{}", "not a run record"),
+        ('{"schema": 99}', "run record of schema 99; known here"),
+        ('{"schema": [1]}', "run record of schema"),
+        ('{"schema": 2, "status": "failed", "error": "E: x"}', "failed before its training began: E: x"),
+        ('{"schema": 2, "status": "finished", "strategy": "evaluate-only"}', "an evaluation, no training"),
+        ('{"schema": 2, "status": "finished", "strategy": "ddp"}', "damaged run record: no world_size"),
+        ('{"schema": 2, "status": "finished", "strategy": 7}', "damaged run record: strategy is not text"),
+    ],
+)
+def test_damaged_records_give_one_line(tmp_path, capsys, text, said):
+    path = tmp_path / "run.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match="no training to report on"):
+        report.report([path], out=tmp_path / "out")
+    assert re.fullmatch(rf"left out: {path}: .*{said}.*\n", capsys.readouterr().err)
+
+
+def test_wrong_arguments_end_with_status_2(tmp_path):
+    for arguments in (["no-such"], [str(tmp_path)], ["benchmarks/records", "--baseline", "x"], ["/dev/zero"]):
+        command = [sys.executable, "-m", "tools.report", *arguments, "--out", str(tmp_path / "out")]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: ")
+        assert "Traceback" not in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_links_in_a_circle_are_followed_once(tmp_path):
+    save(tmp_path, {"one": campaign()["base-0"]})
+    (tmp_path / "again").symlink_to(tmp_path)
+    assert records.find_records([tmp_path, tmp_path / "one", tmp_path / "again"]) == [tmp_path / "one" / "run.json"]
+
+
+def test_names_from_a_record_reach_page_and_figures_as_text(tmp_path):
+    made = campaign()["base-0"]
+    made["model"]["name"] = "$a_{b $ <script>alert(1)</script> | \ud800 \x1b[31m \u6f22"
+    made["strategy"] = "ba$e_{ <b>|"
+    report.report([save(tmp_path / "runs", {"x": made})], out=tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<script>" not in page and "&lt;script&gt;" in page and "\x1b" not in page
+    markdown = (tmp_path / "out" / "report.md").read_text()
+    assert "ba$e_{ &lt;b&gt;\\|" in markdown
+
+
+VALUES = [None, True, -1, 0, 1e308, float("nan"), 10**400, "", "x" * 1000, "\ud800", [], [None], {}, {"a": []}, 2**70]
+
+
+def mutate(one, rng):
+    """Change a place or two of a record: mostly to another value of its kind, else to any, or to nothing at all."""
+    one = copy.deepcopy(one)
+    for _ in range(rng.randint(1, 2)):
+        place, key = one, rng.choice(list(one))
+        while isinstance(place[key], (dict, list)) and place[key] and rng.random() < 0.9:
+            place = place[key]
+            key = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
+        if isinstance(place[key], (int, float)) and rng.random() < 0.6:
+            place[key] *= rng.choice([0, 2, 3, 1000, 1e-9])
+        elif isinstance(place[key], str) and rng.random() < 0.6:
+            place[key] += rng.choice(VALUES[7:10])
+        elif rng.random() < 0.3:
+            del place[key]
+        else:
+            place[key] = rng.choice(VALUES)
+    return one
+
+
+def test_changed_records_are_reported_on_or_named(tmp_path):
+    assert fuzz(tmp_path, 300) > 90
+
+
+def fuzz(folder, count, seed=0):
+    """Put changed records beside whole ones through all but the drawing; returns how many were accepted."""
+    rng, made, accepted = random.Random(seed), campaign(), 0
+    names = sorted(made)
+    whole = [records.build_run(one, folder / name / "run.json") for name, one in made.items()]
+    path = folder / "run.json"
+    for _ in range(count):
+        path.write_text(json.dumps(mutate(made[rng.choice(names)], rng)))
+        try:
+            run = records.read_run(path)
+        except UserError as error:
+            assert "\n" not in str(error) and str(path) in str(error)
+            continue
+        accepted += 1
+        experiments = records.group([*whole, run])
+        records.compare(experiments, records.choose_bases(experiments), rng.random() < 0.5)
+        for experiment in experiments:
+            for block in (*report.tables(experiment), report.run_table(experiment), report.notes(experiment)):
+                for form in (report.as_text, report.as_markdown, report.as_html):
+                    form(block).encode()
+        report.rows_frame(experiments).to_csv()
+    return accepted
