@@ -16,7 +16,7 @@ import torch
 from common.driver import driver_cuda
 from common.errors import UserError
 from common.model import count_parameters, file_sha256, weights_file
-from common.runtime import cpu_count, device_name, process_seconds
+from common.runtime import cpu_count, process_seconds
 from common.squad import ROOT
 
 SCHEMA = 2
@@ -84,7 +84,7 @@ def git_state():
 
 
 def environment():
-    """Host, cluster, Slurm job, versions and code state: what a reader of the record needs to repeat the run."""
+    """Host, Slurm job, versions and code state: what a reader of the record needs to repeat the run."""
     commit, dirty = git_state()
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -97,8 +97,6 @@ def environment():
         versions |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver_cuda": driver_cuda()}
     return {
         "host": socket.gethostname(),
-        "processor": device_name(torch.device("cpu")),
-        "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
         "job_id": os.environ.get("SLURM_JOB_ID"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "versions": versions,
