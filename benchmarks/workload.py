@@ -1,7 +1,5 @@
 """What all ways are measured on: the same windows and the same network."""
 
-import logging
-
 import torch
 
 from common.features import load_tokenizer, prepare, trainable_windows
@@ -50,18 +48,20 @@ def network_folder(shape):
     return minilm_folder() if shape == "minilm" else find_model(shape)[0]
 
 
-def load_network(shape, **changes):
-    """A question-answering network in fp32 on the CPU, the same in every process; see --shape.
+def load_network(shape, seed=0, **changes):
+    """A question-answering network in fp32 on the CPU; shape: see --shape; changes: of its configuration.
 
-    changes: of its configuration.
+    seed: of the weights that are not pretrained, so that every process has the same.
     """
+    import transformers
     from transformers import AutoModelForQuestionAnswering, BertConfig, BertForQuestionAnswering
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     folder = network_folder(shape)
     if folder is None:
         return BertForQuestionAnswering(BertConfig(**SHAPES[shape], **changes))
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # it would report the new head at length
+    transformers.logging.set_verbosity_error()  # it would report the new head at length
+    transformers.logging.disable_progress_bar()
     return AutoModelForQuestionAnswering.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, **changes
     )
