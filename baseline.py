@@ -52,7 +52,7 @@ def train_step(model, optimizer, scaler, max_grad_norm, device, world_size, micr
     return loss_sum, norm
 
 
-def train_one_epoch(run_step, model, scheduler, plan, step, features, args, device, rank, world_size, monitor):
+def train_one_epoch(run_step, scheduler, plan, step, features, args, device, rank, world_size, monitor):
     """Train on the global batches of `plan` (arrays of window numbers); returns the number of steps done so far.
 
     Every rank walks the same plan and takes its share of each global batch, in the same number of micro-steps.
@@ -60,7 +60,6 @@ def train_one_epoch(run_step, model, scheduler, plan, step, features, args, devi
     shares = pack_steps(
         features, plan, rank, world_size, args.accumulation, args.max_tokens_per_device, fixed_shapes=args.compile
     )
-    model.train()
     for windows, micro_batches in zip(plan, prefetch(shares, device), strict=True):
         runtime.seed_dropout(args.seed, step, rank)
         loss, norm = run_step(micro_batches, len(windows))  # train_step, or its graph
@@ -109,6 +108,8 @@ def main():
     compute_in(model, runtime.HALF.get(args.precision))
     if args.compile:
         compile_layers(model)
+    if args.checkpoint_activations:
+        model.network.gradient_checkpointing_enable({"use_reentrant": False})
     if args.evaluate_only:
         return evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log)
     trainable = trainable_windows(features["train"])
@@ -117,6 +118,7 @@ def main():
     adamw = {"lr": torch.tensor(args.learning_rate, device=device), "fused": True, "capturable": True}
     optimizer = torch.optim.AdamW(groups, **adamw)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(total_steps, args.warmup))
+    model.train()
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     step_function = functools.partial(train_step, model, optimizer, scaler, args.max_grad_norm, device, world_size)
     run_step = StepGraphs(step_function, device, args.cuda_graphs)
@@ -152,7 +154,6 @@ def main():
             monitor.begin_epoch(epoch, plan)
             step = train_one_epoch(
                 run_step,
-                model,
                 scheduler,
                 plan,
                 step,

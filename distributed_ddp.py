@@ -57,7 +57,7 @@ def train_step(model, optimizer, scaler, max_grad_norm, device, world_size, micr
     return loss_sum, norm
 
 
-def train_one_epoch(run_step, model, scheduler, plan, step, features, args, device, rank, world_size, monitor):
+def train_one_epoch(run_step, scheduler, plan, step, features, args, device, rank, world_size, monitor):
     """Train on the global batches of `plan` (arrays of window numbers); returns the number of steps done so far.
 
     Every rank walks the same plan and takes its share of each global batch, in the same number of micro-steps.
@@ -65,7 +65,6 @@ def train_one_epoch(run_step, model, scheduler, plan, step, features, args, devi
     shares = pack_steps(
         features, plan, rank, world_size, args.accumulation, args.max_tokens_per_device, fixed_shapes=args.compile
     )
-    model.train()
     for windows, micro_batches in zip(plan, prefetch(shares, device), strict=True):
         runtime.seed_dropout(args.seed, step, rank)
         loss, norm = run_step(micro_batches, len(windows))  # train_step, or its graph
@@ -79,6 +78,7 @@ def train_one_epoch(run_step, model, scheduler, plan, step, features, args, devi
 def main():
     parser = build_parser(__doc__.split("\n")[0])
     parser.add_argument("--zero1", action="store_true", help="share the optimizer's state out over the ranks")
+    parser.add_argument("--reduce", choices=["fp32", "bf16"], default="fp32", help="type in which gradients travel")
     args = resolve(parser)
     rank, local_rank, world_size = distributed.read_ranks()
     gather, all_sum = distributed.gather, distributed.all_sum  # over all ranks
@@ -117,18 +117,22 @@ def main():
     compute_in(model, runtime.HALF.get(args.precision))
     if args.compile:
         compile_layers(model)
+    if args.checkpoint_activations:
+        model.network.gradient_checkpointing_enable({"use_reentrant": False})
     if args.evaluate_only:
         return evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log)
     trainable = trainable_windows(features["train"])
     total_steps = args.epochs * -(-len(trainable) // args.batch_size)
     replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    if args.reduce == "bf16":
+        replica.register_comm_hook(None, distributed.reduce_in_bf16)
     groups = parameter_groups(model, args.weight_decay)
     adamw = {"lr": torch.tensor(args.learning_rate, device=device), "fused": True, "capturable": True}
+    optimizer = torch.optim.AdamW(groups, **adamw)
     if args.zero1:
         optimizer = ZeroRedundancyOptimizer(groups, torch.optim.AdamW, **adamw)
-    else:
-        optimizer = torch.optim.AdamW(groups, **adamw)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(total_steps, args.warmup))
+    model.train()
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     step_function = functools.partial(train_step, replica, optimizer, scaler, args.max_grad_norm, device, world_size)
     run_step = StepGraphs(step_function, device, args.cuda_graphs)
@@ -164,7 +168,6 @@ def main():
             monitor.begin_epoch(epoch, plan)
             step = train_one_epoch(
                 run_step,
-                replica,
                 scheduler,
                 plan,
                 step,

@@ -55,7 +55,7 @@ def train_step(model, optimizer, scaler, max_grad_norm, device, world_size, micr
     return loss_sum, norm
 
 
-def train_one_epoch(run_step, model, scheduler, plan, step, features, args, device, rank, world_size, monitor):
+def train_one_epoch(run_step, scheduler, plan, step, features, args, device, rank, world_size, monitor):
     """Train on the global batches of `plan` (arrays of window numbers); returns the number of steps done so far.
 
     Every rank walks the same plan and takes its share of each global batch, in the same number of micro-steps.
@@ -63,7 +63,6 @@ def train_one_epoch(run_step, model, scheduler, plan, step, features, args, devi
     shares = pack_steps(
         features, plan, rank, world_size, args.accumulation, args.max_tokens_per_device, fixed_shapes=args.compile
     )
-    model.train()
     for windows, micro_batches in zip(plan, prefetch(shares, device), strict=True):
         runtime.seed_dropout(args.seed, step, rank)
         loss, norm = run_step(micro_batches, len(windows))  # train_step, or its graph
@@ -77,7 +76,7 @@ def train_one_epoch(run_step, model, scheduler, plan, step, features, args, devi
 def main():
     parser = build_parser(__doc__.split("\n")[0])
     parser.add_argument("--shard", choices=["zero2", "zero3", "hsdp"], default="zero2", help="how much is sharded")
-    parser.add_argument("--checkpoint-activations", action="store_true", help="recompute the layers in backward")
+    parser.add_argument("--reduce", choices=["fp32", "bf16"], default="fp32", help="type in which gradients travel")
     args = resolve(parser)
     rank, local_rank, world_size = distributed.read_ranks()
     gather, all_sum = distributed.gather, distributed.all_sum  # over all ranks
@@ -119,9 +118,10 @@ def main():
     if args.checkpoint_activations:
         model.network.gradient_checkpointing_enable({"use_reentrant": False})
     mesh = distributed.sharding_mesh(args.shard, device)
-    half = MixedPrecisionPolicy(runtime.HALF.get(args.precision), torch.float32, cast_forward_inputs=False)
+    weights, gradients = runtime.HALF.get(args.precision), runtime.HALF.get(args.reduce, torch.float32)
+    policy = MixedPrecisionPolicy(weights, gradients, cast_forward_inputs=False)
     for unit in (*encoder_layers(model), model):  # the weights of one unit are gathered at a time
-        fully_shard(unit, mesh=mesh, mp_policy=half, reshard_after_forward=args.shard != "zero2")
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=args.shard != "zero2")
     if args.evaluate_only:
         return evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log)
     trainable = trainable_windows(features["train"])
@@ -130,6 +130,7 @@ def main():
     adamw = {"lr": torch.tensor(args.learning_rate, device=device), "fused": True, "capturable": True}
     optimizer = torch.optim.AdamW(groups, **adamw)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(total_steps, args.warmup))
+    model.train()
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     step_function = functools.partial(train_step, model, optimizer, scaler, args.max_grad_norm, device, world_size)
     run_step = StepGraphs(step_function, device, args.cuda_graphs)
@@ -165,7 +166,6 @@ def main():
             monitor.begin_epoch(epoch, plan)
             step = train_one_epoch(
                 run_step,
-                model,
                 scheduler,
                 plan,
                 step,

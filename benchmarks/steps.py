@@ -163,6 +163,8 @@ def main():
     device = runtime.choose_device(args.device, local_rank)
     runtime.quiet_warnings()
     runtime.resolve_hardware(args, device)
+    if args.cuda_graphs:
+        args.warmup = max(args.warmup, 2 * WARMUP)  # so that most shapes have their graph
     register_attention()
     log = runtime.printer(rank)
     tokenizer = load_tokenizer(find_model(args.tokenizer)[0])
@@ -175,14 +177,21 @@ def main():
             torch.cuda.reset_peak_memory_stats() if device.type == "cuda" else None
             begin = time.perf_counter()
             setting = Setting(strategy, batch_size, args, features, device, rank, world_size)
-            setting.run(max(args.warmup, WARMUP))
+            setting.run(args.warmup)
             warm = time.perf_counter() - begin
             timings = [setting.run(args.steps) for _ in range(args.repeats)]
             speeds = [batch_size * args.steps / seconds for seconds, _ in timings]
             rates = [tokens * setting.flops / seconds / 1e12 for seconds, tokens in timings]
+            kernels, parts = [], None
+            if args.profile:
+                with torch.profiler.profile() as profiler:
+                    setting.run(5)
+                kernels = device_kernels(profiler)
+                parts = shares(kernels) if kernels else None
             log(
                 json.dumps(
                     {
+                        "shape": args.shape,
                         "strategy": strategy,
                         "ranks": world_size,
                         "batch_size": batch_size,
@@ -192,14 +201,13 @@ def main():
                         "peak_memory_gb": round(runtime.peak_memory(device) / 1e9, 2),
                         "warmup_s": round(warm, 1),
                         "graphs": len(setting.run_step.graphs),
+                        "parameters": sum(p.numel() for p in setting.model.parameters()),
+                        "ms_of": parts and {kind: round(value / 5000, 3) for kind, value in parts.items()},
                     }
                 )
             )
-            if args.profile:
-                with torch.profiler.profile() as profiler:
-                    setting.run(5)
-                kernels = device_kernels(profiler)
-                log(shares_table(shares(kernels), 5))
+            if kernels:
+                log(shares_table(parts, 5))
                 log(largest_kernels(kernels, 5))
             del setting
             gc.collect()

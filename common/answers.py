@@ -42,8 +42,9 @@ def pool(ids, contexts, question, null, spans, can_abstain, n_best):
     ids, contexts: lists [Q]. question: int [W], the question of each window. null: float [W, 2], start and end logit
     of each window's [CLS]. spans: dict of arrays [W, K]: score, start_logit, end_logit, first and past (characters).
     can_abstain: whether n-best lists hold the null answer (SQuAD v2.0).
-    Returns {id: {"text": best non-null text, "null_odds": null score minus best score, "nbest": [...]}}, where the
-    null score is the smallest [CLS] sum of a question's windows and nbest is as the official baselines write it.
+    Returns {id: {"text": best non-null text, "null_odds": null score minus best score, "nbest": [...], "places":
+    {text: (first, past)}}}, where the null score is the smallest [CLS] sum of a question's windows, nbest is as the
+    official baselines write it and places says where its texts stand in the context.
     """
     width = spans["score"].shape[1]
     owner = np.repeat(question, width)
@@ -58,11 +59,11 @@ def pool(ids, contexts, question, null, spans, can_abstain, n_best):
 
     answers = {}
     for row, (question_id, context) in enumerate(zip(ids, contexts, strict=True)):
-        found = {}
+        found, places = {}, {}
         for index in order[bounds[row] : bounds[row + 1]]:
             text = context[first[index] : past[index]]
             if text and text not in found:  # a token that stands for blanks alone has no text
-                found[text] = logits[index]
+                found[text], places[text] = logits[index], (first[index], past[index])
                 if len(found) == n_best:
                     break
         own = null[windows[window_bounds[row] : window_bounds[row + 1]]]
@@ -75,6 +76,7 @@ def pool(ids, contexts, question, null, spans, can_abstain, n_best):
             "text": best,
             "null_odds": odds,
             "nbest": n_best_list(found),
+            "places": places,
         }
     return answers
 

@@ -83,7 +83,9 @@ def build_parser(description):
     model.add_argument(
         "--attention-dropout", type=share_of_one, default=0.0, help="above 0 needs and selects sdpa attention"
     )
-    model.add_argument("--attention", choices=["auto", "flash", "sdpa"], default="auto", help="attention backend")
+    model.add_argument(
+        "--attention", choices=["auto", "flash", "triton", "sdpa"], default="auto", help="attention backend"
+    )
 
     training = parser.add_argument_group("training")
     training.add_argument("--epochs", type=positive, default=2, help="passes over the training set")
@@ -101,6 +103,9 @@ def build_parser(description):
         "--max-tokens-per-device",
         type=positive,
         help="less memory: split a step into micro-steps of at most so many tokens; the experiment stays the same",
+    )
+    training.add_argument(
+        "--checkpoint-activations", action="store_true", help="less memory: recompute the layers in the backward pass"
     )
     training.add_argument("--seed", type=seed, default=0, help="of the new head, the epoch plan and dropout")
     training.add_argument("--deterministic", action="store_true", help="deterministic kernels only (slower)")
@@ -218,8 +223,12 @@ def read_settings(config, path):
         return {}
     kinds = {"max_length": int, "overlap": int, "max_answer_tokens": int, "version": str}
     good = isinstance(settings, dict) and all(type(settings.get(name)) is kind for name, kind in kinds.items())
-    threshold = settings.get("null_threshold") if good else None
-    if not good or not (threshold is None or (type(threshold) in (int, float) and math.isfinite(threshold))):
+    if good:
+        threshold = settings.get("null_threshold")
+        is_number = type(threshold) in (int, float) and -math.inf < threshold < math.inf
+        good = {"1.1": threshold is None, "2.0": is_number}.get(settings["version"], False)  # v1.1 never abstains
+        good = good and settings["max_answer_tokens"] > 0  # question_limit judges the other two
+    if not good:
         raise UserError(f'{path}/config.json: its "squad" section is damaged; remove it, or train the model again')
     return settings
 

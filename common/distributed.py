@@ -55,6 +55,16 @@ def gather(value):
     return values
 
 
+def reduce_in_bf16(_, bucket):
+    """A communication hook for DistributedDataParallel: the mean over ranks of a bucket of gradients, sent in bf16.
+
+    torch's own does the same, on NCCL alone.
+    """
+    half = bucket.buffer().bfloat16().div_(dist.get_world_size())
+    arrived = dist.all_reduce(half, async_op=True).get_future()
+    return arrived.then(lambda future: bucket.buffer().copy_(future.value()[0]))
+
+
 def full_state(model):
     """The whole state of a sharded model on rank 0's CPU, an empty dict elsewhere; all ranks take part."""
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

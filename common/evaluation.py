@@ -200,6 +200,17 @@ def first_threshold(features):
     return None
 
 
+def finished_threshold(settings, version):
+    """The null threshold of a finished model: the one stored with it, None where it was trained on version 1.1.
+
+    settings: see args.read_settings. version: of the data; somebody else's model, which stores nothing, may abstain
+    where there are unanswerable questions.
+    """
+    if settings:
+        return settings.get("null_threshold")
+    return 0.0 if version == "2.0" else None
+
+
 def tune_threshold(held_out):
     """The threshold of the null odds with the best F1 on an Evaluation of held-out training questions."""
     keys = list(held_out.gold)
@@ -246,10 +257,7 @@ def write_results(folder, result):
 
 def evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log):
     """--evaluate-only: score a finished model on the dev set and leave a run folder without training in it."""
-    if args.settings:
-        threshold = args.settings.get("null_threshold")  # stored with the model; None: trained on v1.1
-    else:  # a model of somebody else's: it may abstain where the data has unanswerable questions
-        threshold = 0.0 if features["dev"].meta["version"] == "2.0" else None
+    threshold = finished_threshold(args.settings, features["dev"].meta["version"])
     with RunFolder(args.runs_dir, args.run_name, write=rank == 0) as folder:
         folder.update(describe(args, "evaluate-only", model, sets, features, world_size, places, seconds))
         clock = time.perf_counter()

@@ -1,8 +1,8 @@
 """A pretrained encoder with a span head that takes packed batches, and the span loss.
 
-Padding-free attention has two backends behind one function: `flash` (torch's variable-length attention; CUDA, bf16 or
-fp16) and `sdpa` (pads inside attention only; any device, any precision). Models whose attention cannot be replaced get
-the same batch padded in here; nobody else knows.
+Padding-free attention has backends behind one function: `flash` (torch's variable-length attention; CUDA, bf16 or
+fp16), `triton` (our own kernels for short windows; likewise) and `sdpa` (pads inside attention only; any device, any
+precision). Models whose attention cannot be replaced get the same batch padded in here; nobody else knows.
 """
 
 import functools
@@ -41,9 +41,19 @@ def flash_attention(query, key, value, cu_seqlens, max_length, dropout, scaling)
 
     if dropout:
         raise ValueError("variable-length attention has no dropout; use the sdpa backend")
-    if scaling is not None and not math.isclose(scaling, query.shape[-1] ** -0.5, rel_tol=1e-6):
+    if scaling is not None and scaling != query.shape[-1] ** -0.5:
         query = query * (scaling * query.shape[-1] ** 0.5)  # its own scale is always 1 / sqrt(width)
     return varlen_attn(query, key, value, cu_seqlens, cu_seqlens, max_length, max_length)
+
+
+def triton_attention(query, key, value, cu_seqlens, max_length, dropout, scaling):
+    """The same by our own kernels for short windows, see common/short_attention.py."""
+    from common.short_attention import short_attention
+
+    if dropout:
+        raise ValueError("attention for short windows has no dropout; use the sdpa backend")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return short_attention(query, key, value, cu_seqlens, max_length, scaling)[0]
 
 
 def sdpa_attention(query, key, value, place, mask, dropout, scaling):
@@ -68,7 +78,7 @@ def packed_attention(module, query, key, value, attention_mask, dropout=0.0, sca
     if packing is None or attention_mask is not None:
         raise ValueError("packed attention was called without a packed batch: its windows would mix in silence")
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    attend = flash_attention if packing["backend"] == "flash" else sdpa_attention
+    attend = {"flash": flash_attention, "triton": triton_attention, "sdpa": sdpa_attention}[packing["backend"]]
     arguments = {name: packing[name] for name in packing if name != "backend"}
     out = attend(query, key, value, **arguments, dropout=dropout, scaling=scaling)
     return out[None], None
@@ -103,7 +113,7 @@ def padding_places(cu_seqlens, total, longest):
 class SpanModel(nn.Module):
     """A transformers question-answering network that takes a PackedBatch.
 
-    network: any AutoModelForQuestionAnswering. attention: "flash", "sdpa" or "padded" (the network's own attention).
+    network: any AutoModelForQuestionAnswering. attention: "flash", "triton", "sdpa" or "padded" (the network's own).
     """
 
     def __init__(self, network, attention):
@@ -123,8 +133,8 @@ class SpanModel(nn.Module):
         return start_logits.float().clone(), end_logits.float().clone()  # FSDP's hooks must not sit on a view
 
     def forward_packed(self, batch):
-        if self.attention == "flash":
-            packing = {"backend": "flash", "cu_seqlens": batch.cu_seqlens, "max_length": batch.max_length}
+        if self.attention in ("flash", "triton"):
+            packing = {"backend": self.attention, "cu_seqlens": batch.cu_seqlens, "max_length": batch.max_length}
         else:
             place, present = padding_places(batch.cu_seqlens, len(batch.input_ids), batch.longest)
             packing = {"backend": "sdpa", "place": place, "mask": present[:, None, None]}
@@ -161,6 +171,8 @@ def compute_in(model, dtype):
     what it gives. Unlike under autocast, what travels between the layers is half as wide too. FSDP's
     MixedPrecisionPolicy does the same.
     """
+    if dtype is not None and model.network.config.model_type == "deberta":  # its mask overflows in half precision
+        raise UserError("deberta cannot compute in half precision: pass --precision fp32, or tf32 on a GPU")
     model.half = dtype
     if dtype is None or model.attention == "padded":  # networks that are not ours to take apart: autocast
         return
@@ -175,28 +187,31 @@ class CastingLinear(nn.Linear):
     """nn.Linear with weights in the type of its input."""
 
     def forward(self, x):
-        if os.environ.get("FP32GRAD"):
-            return MixedLinear.apply(x, self.weight, self.bias)
-        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        return MixedProduct.apply(x, self.weight, self.bias)
 
 
-class MixedLinear(torch.autograd.Function):
+class MixedProduct(torch.autograd.Function):
+    """x @ weight.T + bias in the type of x; the gradients of weight and bias leave their sums in the weight's type.
+
+    Autograd alone would round them to half first and then cast: a kernel more for each weight, and a digit less.
+    """
+
     @staticmethod
     def forward(ctx, x, weight, bias):
         half = weight.to(x.dtype)
         ctx.save_for_backward(x, half)
-        ctx.to = weight.dtype
+        ctx.gradient_type = weight.dtype
         return F.linear(x, half, bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx, grad):
         x, half = ctx.saved_tensors
-        flat = grad.flatten(0, -2)
-        if ctx.to == x.dtype or not x.is_cuda:
-            dw = (flat.t() @ x.flatten(0, -2)).to(ctx.to)
+        rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
+        if x.is_cuda and ctx.gradient_type != x.dtype:
+            weight_grad = torch.mm(rows.t(), inputs, out_dtype=ctx.gradient_type)
         else:
-            dw = torch.mm(flat.t(), x.flatten(0, -2), out_dtype=ctx.to)
-        return grad @ half, dw, flat.sum(0, dtype=ctx.to)
+            weight_grad = (rows.t() @ inputs).to(ctx.gradient_type)
+        return grad @ half, weight_grad, rows.sum(0, dtype=ctx.gradient_type)
 
 
 class CastingLayerNorm(nn.LayerNorm):
@@ -286,10 +301,11 @@ def find_model(name):
     """
     if name is not None:
         folders = [Path(name), ROOT / "data" / "models" / name]
-        found = next((folder for folder in folders if (folder / "config.json").is_file()), None)
+        # os.path, since Path's own tests fail on a name too long
+        found = next((folder for folder in folders if os.path.isfile(folder / "config.json")), None)
         if found is not None:
             return str(found), str(name)
-        if Path(name).exists():
+        if os.path.exists(name):
             raise UserError(f"{name}: no config.json there; name a model folder or a Hugging Face model")
         if in_hub_cache(name):
             return str(name), str(name)
@@ -380,7 +396,7 @@ def load_model(
 ):
     """A SpanModel in fp32 on the CPU; a network without a span head gets a new one from torch's random state.
 
-    attention: "flash" or "sdpa"; a network that cannot take packed windows is "padded" instead, see its `attention`.
+    attention: "flash", "triton" or "sdpa"; a network that cannot take packed windows is "padded" instead (`attention`).
     dropout: of the hidden layers, None for the model's own value. vocabulary: the tokenizer's size, which must fit.
     needs_head: refuse a network without a trained span head. Only safetensors are read and no code is executed.
     """

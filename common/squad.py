@@ -175,9 +175,7 @@ def parse_squad(path, raw):
         ask = f"{path}: question {quoted(unanswered)}"
         raise UserError(f"{ask}: has no answers; v1.1 needs one, v2.0 says is_impossible")
     faults += [(row[0], "no answers", "") for row in rows if not row[4] and not row[5]]
-    frame = pd.DataFrame(rows, columns=["id", "title", "question", "context", "answers", "is_impossible"], dtype=object)
-    frame["is_impossible"] = frame["is_impossible"].astype(bool)
-    return SquadData(str(path), version, frame, fault_frame(faults))
+    return SquadData(str(path), version, question_frame(rows), fault_frame(faults))
 
 
 def locate(answer, start, context):
@@ -335,6 +333,12 @@ def question_sets(
         sets["tune"] = QuestionSet(train_file, (*train, ("split", tune_fraction, split_by, 1)))
         train = (*train, ("split", tune_fraction, split_by, 0))
     return {"train": QuestionSet(train_file, train), "dev": QuestionSet(find_file(dev_path), dev), **sets}
+
+
+def question_frame(rows):
+    """Questions as a frame: one row each, with the columns that SquadData names."""
+    frame = pd.DataFrame(rows, columns=["id", "title", "question", "context", "answers", "is_impossible"], dtype=object)
+    return frame.astype({"is_impossible": bool})
 
 
 def fault_frame(rows):

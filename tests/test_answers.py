@@ -2,7 +2,6 @@
 
 import json
 import math
-from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -203,18 +202,14 @@ def hard():
 
 def predict_alone(model, features, chunk_tokens, max_answer_tokens=30, n_best=20, **more):
     """The outputs of a single process."""
-    return predict(
-        model, features, CPU, nullcontext, chunk_tokens, max_answer_tokens, n_best, 0, 1, lambda part: [part], **more
-    )
+    return predict(model, features, CPU, chunk_tokens, max_answer_tokens, n_best, 0, 1, lambda part: [part], **more)
 
 
 def predict_on(model, features, world_size, chunk_tokens=600, fixed_shapes=False):
     """The outputs of each of `world_size` ranks: each runs alone first to give its part, then again with all parts."""
 
     def run(rank, gather):
-        return predict(
-            model, features, CPU, nullcontext, chunk_tokens, 30, 20, rank, world_size, gather, fixed_shapes=fixed_shapes
-        )
+        return predict(model, features, CPU, chunk_tokens, 30, 20, rank, world_size, gather, fixed_shapes=fixed_shapes)
 
     parts = []
 

@@ -349,7 +349,7 @@ def test_the_default_learns(monkeypatch, tmp_path, capsys):
     """No options but a smaller part of the sample: the pretrained default model, rising F1, both yardsticks printed."""
     monkeypatch.setattr(
         sys, "argv",
-        ["baseline.py", "--max-train-examples", "240", "--max-dev-examples", "60", "--runs-dir", str(tmp_path),
+        ["baseline.py", "--max-train-examples", "360", "--max-dev-examples", "60", "--runs-dir", str(tmp_path),
          "--cache-dir", str(tmp_path / "cache"), "--run-name", "default", "--device", "cpu"],
     )  # fmt: skip
     monkeypatch.setenv("SQUAD_DIR", str(tmp_path / "absent"))
@@ -386,8 +386,10 @@ def test_one_of_several_visible_gpus_is_pinned(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     pinned, said = [], []
     monkeypatch.setattr(torch.cuda, "set_device", pinned.append)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda index: f"stream {index}")
+    monkeypatch.setattr(torch.cuda, "set_stream", pinned.append)
     assert runtime.choose_device("auto", log=said.append) == torch.device("cuda", 0)
-    assert pinned == [0] and "2 GPUs are visible" in said[0]
+    assert pinned == [0, "stream 0"] and "2 GPUs are visible" in said[0]
     assert runtime.choose_device("auto", 1, said.append) == torch.device("cuda", 1) and len(said) == 1
     with pytest.raises(UserError, match="local rank 2 has no GPU"):
         runtime.choose_device("auto", 2)

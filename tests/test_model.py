@@ -11,8 +11,9 @@ from tiny import load_small, minilm_tokenizer, same_gradients, sample_features
 from common import model as model_module
 from common import squad
 from common.batches import capacity, pack, pack_share
+from common.errors import UserError
 from common.features import build
-from common.model import SpanModel, packs, span_loss, window_losses
+from common.model import compute_in, encoder_layers, packs, span_loss, window_losses
 
 REAL_WINDOWS = [0, 3, 17, 40, 41, 95, 200, 333]
 
@@ -106,7 +107,7 @@ def test_filling_changes_nothing(features):
     windows = [1, 5, 9, 30]
     plain = pack(features, windows)
     tokens = int(features.lengths[windows].sum())
-    size = capacity(tokens, len(windows), features.max_length)
+    size = capacity([tokens], [len(windows)], features.max_length)
     filled = pack(features, windows, size)
     assert len(filled.input_ids) == size[0] > tokens and len(filled.window) == size[1] > len(windows)
     assert filled.cu_seqlens[-1] == size[0] and filled.cu_seqlens.diff().max() <= features.max_length
@@ -121,7 +122,7 @@ def test_filling_changes_nothing(features):
 
 def test_a_rank_with_nothing_to_do_gets_a_filling_window(features):
     model = load_small("bert")
-    batch = pack_share(features, [], fixed_shapes=False)
+    batch = pack_share(features, [[]], 0, fixed_shapes=False)
     loss = span_loss(*model(batch), batch)
     assert loss == 0 and batch.window.tolist() == [-1]
     loss.backward()
@@ -147,22 +148,54 @@ def test_a_loss_that_is_not_finite_makes_every_gradient_so(features):
     assert not model.network.qa_outputs.weight.grad.isfinite().any()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: variable-length attention runs on CUDA alone")
-@pytest.mark.parametrize("fixed_shapes", [False, True])
-def test_flash_is_as_exact_as_stock_bf16_attention(real_features, fixed_shapes):
-    """bf16 gradients' distance from fp32: flash at most twice stock SDPA's."""
-    model = load_small("bert", hidden_size=256, intermediate_size=512).cuda()
+@pytest.mark.parametrize("model_type", ["bert", "distilbert", "electra", "albert", "mpnet", "deberta-v2"])
+def test_computing_in_half_precision(features, model_type):
+    """bf16 gradients are near the fp32 ones, and reach fp32 weights."""
+    exact, half = load_small(model_type), load_small(model_type)
+    compute_in(half, torch.bfloat16)
+    batch = pack(features, [1, 5, 9])
+    gradients = []
+    for model in (exact, half):
+        start_logits, end_logits = model(batch)
+        assert start_logits.dtype == end_logits.dtype == torch.float32
+        span_loss(start_logits, end_logits, batch).backward()
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    distance = (gradients[1] - gradients[0]).norm() / gradients[0].norm()
+    assert 0 < distance < 0.05  # bf16 has 8 bits
+    assert half.state_dict().keys() == exact.state_dict().keys()
 
-    def gradients(attention, enabled):
-        model.attention = attention
-        model.zero_grad()
-        batch = pack_share(real_features, REAL_WINDOWS, fixed_shapes).to("cuda")
-        with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
-            logits = model(batch)
-        span_loss(*logits, batch).backward()
+
+def test_deberta_is_refused_in_half_precision():
+    """Its mask is the lowest number of fp32, which half-precision attention scores cannot hold."""
+    with pytest.raises(UserError, match="--precision fp32"):
+        compute_in(load_small("deberta"), torch.bfloat16)
+
+
+def test_what_travels_between_the_layers_is_half(features):
+    model = load_small("bert")
+    compute_in(model, torch.bfloat16)
+    seen = []
+    for layer in encoder_layers(model):
+        layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))
+    model(pack(features, [0]))
+    assert seen == [torch.bfloat16] * 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: variable-length attention runs on CUDA alone")
+@pytest.mark.parametrize("backend", ["flash", "triton"])
+@pytest.mark.parametrize("fixed_shapes", [False, True])
+def test_packed_kernels_are_as_exact_as_stock_bf16_attention(real_features, fixed_shapes, backend):
+    """bf16 gradients' distance from fp32: at most twice stock SDPA's."""
+
+    def gradients(attention, dtype):
+        model = load_small("bert", attention, hidden_size=256, intermediate_size=512).cuda()
+        compute_in(model, dtype)
+        batch = pack_share(real_features, [REAL_WINDOWS], 0, fixed_shapes).to("cuda")
+        span_loss(*model(batch), batch).backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
-    exact, stock, flash = gradients("sdpa", False), gradients("sdpa", True), gradients("flash", True)
+    exact = gradients("sdpa", None)
+    stock, flash = (gradients(attention, torch.bfloat16) for attention in ("sdpa", backend))
     assert flash.isfinite().all()
     assert (flash - exact).norm() <= 2 * (stock - exact).norm()
-    assert isinstance(model, SpanModel)

@@ -299,7 +299,7 @@ def network():
 def test_a_packed_batch_equals_the_padded_reference(network, lengths, seed, filled):
     features = windows_of(lengths, 48, seed)
     numbers = np.random.default_rng(seed).permutation(len(lengths))
-    batch = pack_share(features, numbers, fixed_shapes=filled)
+    batch = pack_share(features, [numbers], 0, fixed_shapes=filled)
     network.zero_grad()
     reference = copy.deepcopy(network.network)
     reference.set_attn_implementation("eager")
@@ -346,9 +346,9 @@ def test_filled_batches_always_fit(lengths, max_length):
     lengths = [min(length, max_length) for length in lengths]
     features = windows_of([max(length, 1) for length in lengths] or [1], max_length)
     numbers = np.arange(len(lengths))
-    batch = pack_share(features, numbers, fixed_shapes=True)
+    batch = pack_share(features, [numbers], 0, fixed_shapes=True)
     tokens = sum(lengths)
-    size = capacity(tokens, len(lengths), max_length)
+    size = capacity([tokens], [len(lengths)], max_length)
     assert (len(batch.input_ids), len(batch.window)) == size
     inside = batch.cu_seqlens.diff()
     assert batch.cu_seqlens[0] == 0 and batch.cu_seqlens[-1] == size[0]
@@ -370,8 +370,24 @@ def test_capacities_recur():
     shapes = set()
     for _ in range(500):
         lengths = generator.integers(60, 384, 32)
-        shapes.add(capacity(int(lengths.sum()), 32, 384))
-    assert len(shapes) <= 12
+        shapes.add(capacity([int(lengths.sum())], [32], 384))
+    assert len(shapes) <= 20
+
+
+@given(
+    lengths=st.lists(st.integers(1, 384), min_size=1, max_size=200),
+    world_size=st.integers(1, 8),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=60)
+def test_all_ranks_get_one_shape(lengths, world_size, seed):
+    features = windows_of(lengths, 384, seed)
+    (shares,) = micro_batches(np.arange(len(lengths)), features.lengths, world_size, 1)
+    batches = [pack_share(features, shares, rank, fixed_shapes=True) for rank in range(world_size)]
+    assert len({(len(batch.input_ids), len(batch.window)) for batch in batches}) == 1
+    assert sorted(int(w) for batch in batches for w in batch.window if w >= 0) == list(range(len(lengths)))
+    for batch in batches:
+        assert batch.cu_seqlens.diff().min() >= 1 and batch.cu_seqlens.diff().max() <= 384
 
 
 @given(windows=st.integers(1, 300), max_length=st.integers(1, 64), data=st.data())
@@ -459,7 +475,7 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_shared_out(network, lengths,
         parts = [
             span_loss(*network(batch), batch)
             for step in micro_batches(windows, features.lengths, world_size, 2)
-            for batch in (pack_share(features, one, fixed_shapes=False) for one in step)
+            for batch in (pack_share(features, step, rank, fixed_shapes=False) for rank in range(world_size))
         ]
     assert torch.isclose(sum(parts), whole, rtol=1e-5)
 

@@ -14,21 +14,74 @@ README = (ROOT / "README.md").read_text()
 RECORDS = ROOT / "benchmarks" / "records"
 
 
-def last_epochs(name):
-    return [json.loads(path.read_text())["epochs"][-1] for path in sorted((RECORDS / name).glob("*.json"))]
+H100X4 = RECORDS / "h100x4-minilm-batch192"
+
+
+def read(paths):
+    return [json.loads(path.read_text()) for path in sorted(paths)]
 
 
 @pytest.mark.parametrize(
-    "row, name", [("batch 64, 3e-4", "minilm-squad-v1.1"), ("large batch: 192, 4e-4", "minilm-squad-v1.1-batch192")]
+    "row, paths",
+    [
+        ("batch 64, 3e-4", (RECORDS / "minilm-squad-v1.1").glob("*.json")),
+        ("large batch: 192, 4e-4", H100X4.glob("baseline-*.json")),
+    ],
 )
-def test_gpu_results_are_the_records(row, name):
-    epochs = last_epochs(name)
+def test_gpu_results_are_the_records(row, paths):
+    epochs = [run["epochs"][-1] for run in read(paths)]
     cells = [f"{epoch['exact']:.2f} / {epoch['f1']:.2f}" for epoch in epochs]
     spread = [
         f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
         for values in ([epoch["exact"] for epoch in epochs], [epoch["f1"] for epoch in epochs])
     ]
     assert f"| {row} | {' | '.join(cells)} | {' / '.join(spread)} |" in README
+
+
+@pytest.mark.parametrize(
+    "script, name", [("baseline", "baseline"), ("distributed_ddp", "ddp"), ("distributed_fsdp", "fsdp")]
+)
+def test_four_gpus_give_the_baselines_f1(script, name):
+    """The same recipe and seeds: F1 within 0.5 of the baseline's, and the README's row."""
+    runs = read(H100X4.glob(f"{name}-*.json"))
+    epochs = [run["epochs"][-1] for run in runs]
+    joules = [sum(card["energy_counter_joules"] for card in epoch["hardware"].values()) for epoch in epochs]
+    cells = [f"{epoch['exact']:.2f} / {epoch['f1']:.2f}" for epoch in epochs] + ["–"] * (3 - len(epochs))
+    cells += [
+        f"{statistics.median(epoch['train_seconds'] for epoch in epochs):.1f}",
+        f"{statistics.median(max(run['peak_memory_bytes']) for run in runs) / 1e9:.1f} GB",
+        f"{statistics.median(joules):,.0f}",
+    ]
+    row = next(line for line in README.splitlines() if line.startswith(f"| `{script}.py`, "))
+    assert row.endswith(f"| {' | '.join(cells)} |")
+    for run in runs:
+        alone = json.loads((H100X4 / f"baseline-{run['arguments']['seed']}.json").read_text())
+        assert abs(run["epochs"][-1]["f1"] - alone["epochs"][-1]["f1"]) <= 0.5
+        assert run["world_size"] == (1 if name == "baseline" else 4) and run["precision"] == "bf16"
+        assert run["data"] == alone["data"] and run["model"]["sha256"] == alone["model"]["sha256"]
+
+
+def test_the_loss_on_four_gpus_keeps_to_the_one_gpu_curve():
+    """In bf16, runs of one seed on one and four GPUs lie closer together than the baseline's own seeds do."""
+    curves = json.loads((H100X4 / "curves.json").read_text())
+    seeds = [curves[f"baseline-{seed}"] for seed in range(3)]
+    spread = statistics.mean(max(part) - min(part) for part in list(zip(*seeds, strict=True))[2:])  # after warm-up
+    for name, curve in curves.items():
+        alone = curves[f"baseline-{name[-1]}"]
+        assert len(curve) == len(alone) == 20
+        assert statistics.mean(abs(a - b) for a, b in zip(curve, alone, strict=True)) < spread / 2
+    between = statistics.mean(abs(a - b) for a, b in zip(seeds[0], seeds[1], strict=True))
+    assert between > spread / 2  # another seed's curve would not pass
+
+
+def test_energy_is_the_power_over_time():
+    """Sampled power, integrated, agrees with the card's own energy counter within 5 % in every epoch on every card."""
+    cards = [
+        card for run in read(H100X4.glob("*-?.json")) for epoch in run["epochs"] for card in epoch["hardware"].values()
+    ]
+    assert len(cards) == 2 * (3 + 4 * 4)
+    for card in cards:
+        assert card["energy_joules"] == pytest.approx(card["energy_counter_joules"], rel=0.05)
 
 
 def test_cpu_results_are_the_records():

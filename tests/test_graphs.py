@@ -1,0 +1,92 @@
+"""Steps as CUDA graphs give what steps without them give."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from tiny import load_small, sample_features
+
+from baseline import train_step
+from common import runtime
+from common.batches import pack_steps, plan_epoch, prefetch
+from common.graphs import WARMUP, StepGraphs
+from common.model import compute_in, parameter_groups
+
+CUDA = torch.cuda.is_available()
+needs_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU: graphs are CUDA's")
+
+
+def steps(device, graphs, precision="bf16", accumulation=1, dropout=0.0, count=40):
+    """(losses, norms, number of graphs) of `count` steps on the sample."""
+    features, _ = sample_features(200)
+    attention = "flash" if CUDA and precision == "bf16" else "sdpa"
+    model = load_small("bert", attention).to(device)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = dropout
+    compute_in(model, runtime.HALF.get(precision))
+    model.train()
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, 0.01), lr=torch.tensor(1e-3, device=device), fused=True, capturable=True
+    )
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    run_step = StepGraphs(functools.partial(train_step, model, optimizer, scaler, 1.0, device, 1), device, graphs)
+    plan = [windows for epoch in range(4) for windows in plan_epoch(np.arange(160), 16, 0, epoch)][:count]
+    losses, norms = [], []
+    batches = prefetch(pack_steps(features, plan, 0, 1, accumulation, fixed_shapes=True), device)
+    for step, (windows, micro_batches) in enumerate(zip(plan, batches, strict=True)):
+        runtime.seed_dropout(0, step, 0)
+        loss, norm = run_step(micro_batches, len(windows))
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return losses, norms, len(run_step.graphs)
+
+
+def test_without_graphs_the_step_is_called():
+    calls = []
+
+    def function(micro_batches, windows):
+        calls.append(([batch.window.tolist() for batch in micro_batches], windows))
+        return torch.zeros(()), torch.ones(())
+
+    features, _ = sample_features(20)
+    run_step = StepGraphs(function, torch.device("cpu"), enabled=False)
+    for shares in pack_steps(features, [np.array([3, 1])] * 2, 0, 1, 1):
+        assert run_step(shares, 2) == (torch.zeros(()), torch.ones(()))
+    assert calls == [([[3, 1]], 2)] * 2 and not run_step.graphs
+
+
+def test_a_batch_takes_over_another():
+    features, _ = sample_features(20)
+    first, second = (share for (share,) in pack_steps(features, [np.array([3]), np.array([3])], 0, 1, 1))
+    first.input_ids[:] = 7
+    first.copy_(second)
+    assert torch.equal(first.input_ids, second.input_ids)
+
+
+@needs_gpu
+@pytest.mark.parametrize("precision, accumulation", [("bf16", 1), ("bf16", 2), ("fp32", 1), ("fp16", 1)])
+def test_graphs_change_nothing(precision, accumulation):
+    device = runtime.choose_device("cuda", 0)
+    plain = steps(device, False, precision, accumulation)
+    graphs = steps(device, True, precision, accumulation)
+    assert graphs[2] >= 1 and plain[2] == 0
+    for ours, theirs in zip(graphs[:2], plain[:2], strict=True):
+        assert ours == pytest.approx(theirs, rel=0.02 if precision != "fp32" else 1e-4)
+
+
+@needs_gpu
+def test_dropout_in_a_graph_is_drawn_anew_and_repeats():
+    device = runtime.choose_device("cuda", 0)
+    first, second = (steps(device, True, dropout=0.1)[0] for _ in range(2))
+    assert first == pytest.approx(second, rel=0.02)
+    assert len(set(first[WARMUP:])) == len(first[WARMUP:])
+
+
+@needs_gpu
+def test_the_fast_path_agrees_with_the_cpu():
+    """Graphs, flash and bf16 on the GPU against fp32 on the CPU."""
+    reference = steps(torch.device("cpu"), False, "fp32")
+    fast = steps(runtime.choose_device("cuda", 0), True)
+    assert fast[0] == pytest.approx(reference[0], rel=0.05)

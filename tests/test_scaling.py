@@ -1,0 +1,62 @@
+"""The scaling study's arithmetic, and the command itself on two CPU ranks."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tiny import ROOT, SAMPLE
+
+from benchmarks.scaling import plan, rows, table
+
+
+def result(ranks, strategy, batch_size, speed, exposed=None):
+    return {
+        "ranks": ranks, "strategy": strategy, "batch_size": batch_size,
+        "windows_per_second": [speed, speed - 10, speed + 10],
+        "ms_a_step": 1000 * batch_size / speed, "peak_memory_gb": 3.5, "parameters": 25_000_000,
+        "ms_of": exposed and {"communication, hidden": 2.0, "communication, exposed": exposed},
+    }  # fmt: skip
+
+
+RESULTS = [
+    result(1, "baseline", 96, 4000),
+    result(1, "baseline", 384, 5000),
+    result(4, "ddp", 384, 15000, 1.5),
+    result(4, "fsdp-zero2", 384, 14000, 2.5),
+]
+
+
+def test_weak_and_strong_are_not_mixed():
+    found = rows(RESULTS, [96], [384], bandwidth=100)
+    kinds = {(row["scaling"], row["gpus"], row["strategy"]): row for row in found}
+    weak, strong = (kinds[kind, 4, "ddp"] for kind in ("weak, 96 per GPU", "strong, 384 in all"))
+    assert weak["speed-up"] == pytest.approx(3.75) and strong["speed-up"] == pytest.approx(3.0)
+    assert weak["efficiency"] == pytest.approx(0.9375) and strong["exposed, ms"] == 1.5
+    assert weak["ring, ms"] == pytest.approx(1.5)  # 100 MB, 1.5 times over 100 GB/s
+    assert len(found) == 6 and kinds["weak, 96 per GPU", 1, "baseline"]["speed-up"] == 1
+    text = table(found)
+    assert "94%" in text and "| 15,000 |" in text and "–" in text
+
+
+def test_without_one_gpu_there_is_no_speed_up():
+    assert rows(RESULTS[2:], [96], [384]) == []
+
+
+def test_each_setting_is_measured_once():
+    wanted = plan([1, 4], ["ddp"], [96], [384])
+    assert wanted == [(1, "baseline", 96), (1, "baseline", 384), (4, "ddp", 384)]
+
+
+def test_the_command_on_two_ranks(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.scaling", str(tmp_path / "study.json"), "--gpus", "1", "2"]
+    command += ["--strategy", "ddp", "fsdp-zero2", "--weak", "4", "--strong", "8", "--shape", "tiny"]
+    command += ["--device", "cpu", "--steps", "2", "--warmup", "1", "--repeats", "1", "--cache-dir", str(tmp_path)]
+    command += ["--train-file", str(SAMPLE / "train.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    study = json.loads((tmp_path / "study.json").read_text())
+    assert {(r["ranks"], r["strategy"], r["batch_size"]) for r in study["results"]} == {
+        (1, "baseline", 4), (1, "baseline", 8), (2, "ddp", 8), (2, "fsdp-zero2", 8),
+    }  # fmt: skip
+    assert len(study["rows"]) == 6 and "weak, 4 per GPU" in done.stdout
