@@ -304,7 +304,8 @@ figure {{ margin: 1.8rem 0 }}
 figure img {{ max-width: 100% }}
 figcaption {{ color: #4a505a; font-size: .88rem; max-width: 52rem }}
 ul {{ padding-left: 1.2rem }}
-@media print {{ body {{ margin: 0; max-width: none }} figure, table {{ break-inside: avoid }} }}
+@media print {{ body {{ margin: 0; max-width: none }} figure, tr {{ break-inside: avoid }}
+  .scroll {{ overflow: visible }} table {{ font-size: .7rem }} }}
 </style>
 </head>
 <body>
