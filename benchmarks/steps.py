@@ -33,6 +33,7 @@ from common.model import (
     flops_per_token,
     parameter_groups,
     register_attention,
+    use_attention,
 )
 from common.profiler import device_kernels, shares, shares_table
 from common.squad import QuestionSet, default_files, find_file
@@ -59,6 +60,7 @@ def build_parser():
     parser.add_argument("--cache-dir", default="cache")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--attention", default="auto")
     parser.add_argument("--steps", type=int, default=50, help="timed steps")
     parser.add_argument("--warmup", type=int, default=60, help="steps before the first timing")
     parser.add_argument("--repeats", type=int, default=3)
@@ -67,7 +69,7 @@ def build_parser():
     parser.add_argument(
         "--profile", action="store_true", help="print the shares and the largest kernels of a few steps"
     )
-    parser.set_defaults(attention="auto", attention_dropout=0.0, deterministic=False, eval_tokens=None)
+    parser.set_defaults(attention_dropout=0.0, deterministic=False, eval_tokens=None)
     return parser
 
 
@@ -80,7 +82,8 @@ class Setting:
         self.strategy, self.batch_size, self.features, self.device = strategy, batch_size, features, device
         config = BertConfig(**SHAPES[args.shape], attn_implementation="packed", attention_probs_dropout_prob=0.0)
         torch.manual_seed(0)
-        self.model = model = SpanModel(BertForQuestionAnswering(config), args.attention).to(device)
+        self.model = model = SpanModel(BertForQuestionAnswering(config), "sdpa").to(device)
+        use_attention(model, args.attention)
         self.flops = flops_per_token(model, features.lengths)
         compute_in(model, runtime.HALF.get(args.precision))
         if args.compile:
@@ -194,6 +197,7 @@ def main():
                         "shape": args.shape,
                         "strategy": strategy,
                         "ranks": world_size,
+                        "attention": setting.model.attention,
                         "batch_size": batch_size,
                         "windows_per_second": [round(f(speeds)) for f in (statistics.median, min, max)],
                         "ms_a_step": round(1000 * batch_size / statistics.median(speeds), 2),

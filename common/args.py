@@ -84,7 +84,7 @@ def build_parser(description):
         "--attention-dropout", type=share_of_one, default=0.0, help="above 0 needs and selects sdpa attention"
     )
     model.add_argument(
-        "--attention", choices=["auto", "flash", "triton", "sdpa"], default="auto", help="attention backend"
+        "--attention", choices=["auto", "fused", "flash", "sdpa"], default="auto", help="attention backend"
     )
 
     training = parser.add_argument_group("training")

@@ -1,8 +1,9 @@
 """A pretrained encoder with a span head that takes packed batches, and the span loss.
 
 Padding-free attention has backends behind one function: `flash` (torch's variable-length attention; CUDA, bf16 or
-fp16), `triton` (our own kernels for short windows; likewise) and `sdpa` (pads inside attention only; any device, any
-precision). Models whose attention cannot be replaced get the same batch padded in here; nobody else knows.
+fp16) and `sdpa` (pads inside attention only; any device, any precision). `fused` is more than attention: whole encoder
+layers by our own kernels, where `flash` would run and the layers are BERT's. Models whose attention cannot be replaced
+get the same batch padded in here; nobody else knows.
 """
 
 import functools
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from common.errors import UserError
+from common.fused_layer import fuse_layers
 from common.squad import ROOT, shorten
 
 # Models that call the attention function registered below once a layer and take positions as an argument. What a model
@@ -46,16 +48,6 @@ def flash_attention(query, key, value, cu_seqlens, max_length, dropout, scaling)
     return varlen_attn(query, key, value, cu_seqlens, cu_seqlens, max_length, max_length)
 
 
-def triton_attention(query, key, value, cu_seqlens, max_length, dropout, scaling):
-    """The same by our own kernels for short windows, see common/short_attention.py."""
-    from common.short_attention import short_attention
-
-    if dropout:
-        raise ValueError("attention for short windows has no dropout; use the sdpa backend")
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return short_attention(query, key, value, cu_seqlens, max_length, scaling)[0]
-
-
 def sdpa_attention(query, key, value, place, mask, dropout, scaling):
     """Attention over windows padded to [B, L] for this call only.
 
@@ -78,7 +70,7 @@ def packed_attention(module, query, key, value, attention_mask, dropout=0.0, sca
     if packing is None or attention_mask is not None:
         raise ValueError("packed attention was called without a packed batch: its windows would mix in silence")
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    attend = {"flash": flash_attention, "triton": triton_attention, "sdpa": sdpa_attention}[packing["backend"]]
+    attend = {"flash": flash_attention, "sdpa": sdpa_attention}[packing["backend"]]
     arguments = {name: packing[name] for name in packing if name != "backend"}
     out = attend(query, key, value, **arguments, dropout=dropout, scaling=scaling)
     return out[None], None
@@ -113,7 +105,7 @@ def padding_places(cu_seqlens, total, longest):
 class SpanModel(nn.Module):
     """A transformers question-answering network that takes a PackedBatch.
 
-    network: any AutoModelForQuestionAnswering. attention: "flash", "triton", "sdpa" or "padded" (the network's own).
+    network: any AutoModelForQuestionAnswering. attention: "fused", "flash", "sdpa" or "padded" (the network's own).
     """
 
     def __init__(self, network, attention):
@@ -133,7 +125,7 @@ class SpanModel(nn.Module):
         return start_logits.float().clone(), end_logits.float().clone()  # FSDP's hooks must not sit on a view
 
     def forward_packed(self, batch):
-        if self.attention in ("flash", "triton"):
+        if self.attention in ("fused", "flash"):
             packing = {"backend": self.attention, "cu_seqlens": batch.cu_seqlens, "max_length": batch.max_length}
         else:
             place, present = padding_places(batch.cu_seqlens, len(batch.input_ids), batch.longest)
@@ -162,6 +154,11 @@ def encoder_layers(model):
     """The transformer layers of a SpanModel: the unit that is compiled and sharded."""
     layers = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=len, default=())
     return list(layers)
+
+
+def use_attention(model, attention):
+    """Let a SpanModel of packed windows run on this backend; "fused" becomes "flash" if its layers are not BERT's."""
+    model.attention = "flash" if attention == "fused" and not fuse_layers(encoder_layers(model)) else attention
 
 
 def compute_in(model, dtype):
@@ -226,10 +223,11 @@ def compile_layers(model):
     """Compile the embeddings and each encoder layer, for any number of tokens: the layers share one graph.
 
     So this costs two compilations, not one a layer or a shape. Only the forward functions: what hooks do (FSDP's)
-    stays outside the graph.
+    stays outside the graph. Fused layers leave nothing to compile.
     """
-    packed = model.attention != "padded"
-    for module in (*encoder_layers(model), *([model.network.base_model.embeddings] if packed else [])):
+    layers = [] if model.attention == "fused" else encoder_layers(model)
+    embeddings = [] if model.attention == "padded" else [model.network.base_model.embeddings]
+    for module in (*layers, *embeddings):
         module.forward = torch.compile(module.forward, dynamic=True)
 
 
@@ -396,7 +394,8 @@ def load_model(
 ):
     """A SpanModel in fp32 on the CPU; a network without a span head gets a new one from torch's random state.
 
-    attention: "flash", "triton" or "sdpa"; a network that cannot take packed windows is "padded" instead (`attention`).
+    attention: "fused", "flash" or "sdpa"; a network that cannot take packed windows is "padded" instead, and one whose
+    layers are not BERT's takes "flash" for "fused" (see the attribute `attention`).
     dropout: of the hidden layers, None for the model's own value. vocabulary: the tokenizer's size, which must fit.
     needs_head: refuse a network without a trained span head. Only safetensors are read and no code is executed.
     """
@@ -454,7 +453,7 @@ def load_model(
         network.set_attn_implementation("sdpa")
         model.attention = "padded"
     elif packed:
-        model.attention = attention
+        use_attention(model, attention)
     if model.attention == "padded":
         log(f"note: {config.model_type} cannot take packed windows; they are padded inside the model, which is slower")
     return model

@@ -184,13 +184,13 @@ def resolve_hardware(args, device):
     """Fill in what depends on the device: precision, attention backend, compilation, tokens in an evaluation chunk."""
     args.precision = choose_precision(args.precision, device)
     possible = flash_is_possible(device, args.precision)
-    if args.attention in ("flash", "triton") and not possible:
+    if args.attention in ("fused", "flash") and not possible:
         needs = "CUDA, an Ampere card or newer, and --precision bf16 or fp16"
         raise UserError(f"--attention {args.attention} needs {needs}; use sdpa")
-    if args.attention in ("flash", "triton") and args.attention_dropout:
+    if args.attention in ("fused", "flash") and args.attention_dropout:
         raise UserError(f"--attention {args.attention} has no dropout; leave --attention-dropout at 0 or use sdpa")
     if args.attention == "auto":
-        args.attention = "flash" if possible and not args.attention_dropout else "sdpa"
+        args.attention = "fused" if possible and not args.attention_dropout else "sdpa"
     if args.compile is None:
         args.compile = device.type == "cuda" and not args.deterministic
     if args.cuda_graphs and device.type != "cuda":
