@@ -81,6 +81,37 @@ class FusedLayer(torch.autograd.Function):
         return dx, None, None, None, None, None, None, None, *gradients
 
 
+class FusedEmbedding(torch.autograd.Function):
+    """Token ids, positions and types [T], and the weights of the embeddings -> [T, C] in `dtype`."""
+
+    @staticmethod
+    def forward(ctx, ids, positions, types, eps, dropout, seed, padding, dtype, word, position, kind, weight, shift):
+        from common import kernels
+
+        tables = word, position, kind, weight, shift
+        out, saved = kernels.embed(ids, positions, types, *tables, eps, dropout, seed, dtype)
+        ctx.dropout, ctx.padding, ctx.rows = dropout, padding, (len(word), len(position))
+        ctx.save_for_backward(ids, positions, types, weight, seed, *saved)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        from common import kernels
+
+        ids, positions, types, weight, seed, *saved = ctx.saved_tensors
+        dsum, (dweight, dshift, *dkinds) = kernels.embed_backward(
+            grad.contiguous(), saved, types, weight, ctx.dropout, seed
+        )
+        dword, dposition = (
+            dsum.new_zeros(rows, dsum.shape[1]).index_add_(0, index, dsum)
+            for rows, index in zip(ctx.rows, (ids, positions), strict=True)
+        )
+        if ctx.padding is not None:  # nn.Embedding does not learn that row
+            dword[ctx.padding].zero_()
+        gradients = dword, dposition, torch.stack(dkinds), dweight, dshift
+        return *[None] * 8, *(gradient.to(weight.dtype) for gradient in gradients)
+
+
 class Halves:
     """Half-precision copies of the weights that enter the products of all fused layers, made by one kernel."""
 
@@ -108,7 +139,7 @@ class Halves:
 
 
 class Fused:
-    """What an encoder layer's class is mixed with by `fuse_layers`: the same parameters, another forward."""
+    """What the class of an encoder layer is mixed with by `fuse_layers`: the same parameters, another forward."""
 
     def parts(self):
         return [self.get_submodule(name) for name in NAMES]
@@ -124,6 +155,28 @@ class Fused:
         halves = self.halves.of(self, x.dtype)
         out = FusedLayer.apply(x, heads, cu_seqlens, packing["max_length"], dropout, eps, seeds, halves, *weights)
         return out.view_as(hidden_states)
+
+
+class FusedEmbeddings:
+    """What the class of BERT's embeddings is mixed with by `fuse_layers`."""
+
+    def forward(self, input_ids, token_type_ids, position_ids, **unused):
+        tables = self.word_embeddings, self.position_embeddings, self.token_type_embeddings
+        weights = *(table.weight for table in tables), self.LayerNorm.weight, self.LayerNorm.bias
+        dropout = self.dropout.p if self.training else 0.0
+        seed = torch.randint(2**31, (1,), device=input_ids.device, dtype=torch.int32) if dropout else input_ids
+        out = FusedEmbedding.apply(
+            input_ids.flatten(),
+            position_ids.flatten(),
+            token_type_ids.flatten(),
+            self.LayerNorm.eps,
+            dropout,
+            seed,
+            self.word_embeddings.padding_idx,
+            getattr(self.LayerNorm, "output", weights[0].dtype),  # see compute_in
+            *weights,
+        )
+        return out.view(*input_ids.shape, -1)
 
 
 def can_fuse(layer):
@@ -148,12 +201,27 @@ def gelu_class():
     return GELUActivation
 
 
-def fuse_layers(layers):
-    """Let encoder layers that are BERT's run fused; False, and nothing done, if one is not or Triton is absent."""
-    if importlib.util.find_spec("triton") is None or not layers or not all(map(can_fuse, layers)):
+def can_fuse_embeddings(embeddings):
+    """Whether these are BERT's embeddings: of words, positions and two types, and a LayerNorm."""
+    names = {name for name, _ in embeddings.named_parameters()}
+    tables = {f"{name}_embeddings.weight" for name in ("word", "position", "token_type")}
+    return (
+        names == tables | {"LayerNorm.weight", "LayerNorm.bias"} and len(embeddings.token_type_embeddings.weight) == 2
+    )
+
+
+def fuse_layers(embeddings, layers):
+    """Let encoder layers that are BERT's run fused; False, and nothing done, if one is not or Triton is absent.
+
+    The embeddings too, if they are BERT's (RoBERTa's have one type).
+    """
+    triton = importlib.util.find_spec("triton") is not None and not torch.version.hip  # tuned for NVIDIA's cards
+    if not triton or not layers or not all(map(can_fuse, layers)):
         return False
     halves = Halves(layers)
     for layer in layers:
         layer.halves = halves
         layer.__class__ = type(f"Fused{type(layer).__name__}", (Fused, type(layer)), {})
+    if can_fuse_embeddings(embeddings):
+        embeddings.__class__ = type(f"Fused{type(embeddings).__name__}", (FusedEmbeddings, type(embeddings)), {})
     return True

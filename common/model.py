@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from common.errors import UserError
-from common.fused_layer import fuse_layers
+from common.fused_layer import Fused, FusedEmbeddings, fuse_layers
 from common.squad import ROOT, shorten
 
 # Models that call the attention function registered below once a layer and take positions as an argument. What a model
@@ -158,7 +158,9 @@ def encoder_layers(model):
 
 def use_attention(model, attention):
     """Let a SpanModel of packed windows run on this backend; "fused" becomes "flash" if its layers are not BERT's."""
-    model.attention = "flash" if attention == "fused" and not fuse_layers(encoder_layers(model)) else attention
+    if attention == "fused" and not fuse_layers(model.network.base_model.embeddings, encoder_layers(model)):
+        attention = "flash"
+    model.attention = attention
 
 
 def compute_in(model, dtype):
@@ -223,12 +225,14 @@ def compile_layers(model):
     """Compile the embeddings and each encoder layer, for any number of tokens: the layers share one graph.
 
     So this costs two compilations, not one a layer or a shape. Only the forward functions: what hooks do (FSDP's)
-    stays outside the graph. Fused layers leave nothing to compile.
+    stays outside the graph. What is fused is left as it is.
     """
-    layers = [] if model.attention == "fused" else encoder_layers(model)
-    embeddings = [] if model.attention == "padded" else [model.network.base_model.embeddings]
-    for module in (*layers, *embeddings):
-        module.forward = torch.compile(module.forward, dynamic=True)
+    modules = encoder_layers(model)
+    if model.attention != "padded":
+        modules.append(model.network.base_model.embeddings)
+    for module in modules:
+        if not isinstance(module, (Fused, FusedEmbeddings)):
+            module.forward = torch.compile(module.forward, dynamic=True)
 
 
 def count_parameters(model):
