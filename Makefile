@@ -39,7 +39,7 @@ test: .venv/installed ## run the tests (SQUAD_DIR=folder for those on SQuAD itse
 style: .venv/installed ## check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/shellcheck -x run_baseline.sh run_distributed.sh slurm/launch.sh
+	$(BIN)/shellcheck -x run_baseline.sh run_distributed.sh slurm/launch.sh benchmarks/reproductions.sh
 
 fetch: .venv/installed ## download SQuAD v1.1 and BERT-base (on a machine with network)
 	$(BIN)/python -m tools.fetch squad-v1.1 bert-base-uncased

@@ -2,13 +2,15 @@
 
 import argparse
 import math
+import os
+import sys
 from pathlib import Path
 
 from common.errors import UserError
 from common.features import question_limit
 from common.model import MINILM, find_model, load_config, positions
 from common.record import check_free
-from common.squad import ROOT, default_files
+from common.squad import ROOT, default_files, question_sets
 
 # The recipe of the bundled sample, where the user gives none of his own: it is too small for BERT's.
 DEFAULTS = {"batch_size": 32, "learning_rate": 5e-5}
@@ -154,6 +156,7 @@ def build_parser(description):
     run.add_argument("--run-name", help="folder under --runs-dir; default: the Slurm job id, else the time")
     run.add_argument("--runs-dir", default="runs", help="where run folders are made")
     run.add_argument("--log-every", type=positive, default=50, help="steps between readings of loss and norm")
+    run.add_argument("--dry-run", action="store_true", help="print all arguments, check that files are there, and end")
     return parser
 
 
@@ -199,7 +202,19 @@ def resolve(parser, argv=None):
             f"use {args.max_length} (--max-length) or more"
         )
     check_free(args.runs_dir, args.run_name)
+    if args.dry_run:
+        show(args)
+        sys.exit(0)
     return args
+
+
+def show(args):
+    """Print what a run would be, on its first rank; UserError if a data file is missing. Nothing is written."""
+    question_sets(**args.questions)
+    if os.environ.get("RANK", "0") == "0":
+        files = {name: args.questions[name] for name in ("train_file", "dev_file")}
+        given = {n: v for n, v in (vars(args) | files).items() if n not in ("questions", "settings", "dry_run")}
+        print("\n".join([banner(args), "arguments:", *(f"  {name}: {value}" for name, value in given.items())]))
 
 
 def check_combinations(args):
