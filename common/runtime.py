@@ -266,6 +266,14 @@ def peak_memory(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+CHARTS = {  # of TensorBoard's custom scalars: what a report shows side by side
+    "by epoch": {
+        "loss in training and on the dev set": ["Multiline", ["epoch/train_loss", "epoch/dev_loss"]],
+        "exact match and F1 on the dev set": ["Multiline", ["epoch/exact", "epoch/f1"]],
+    }
+}
+
+
 class Monitor:
     """Everything that watches the loop: clocks, loss and norm by step, progress, TensorBoard, profiler, the record.
 
@@ -294,6 +302,7 @@ class Monitor:
 
             try:
                 self.writer = SummaryWriter(folder.path / "tensorboard")
+                self.writer.add_custom_scalars(CHARTS)
             except OSError as error:
                 raise UserError(f"{folder.path}/tensorboard: cannot be written: {error}") from None
 

@@ -33,8 +33,8 @@ def test_the_page_is_what_the_records_give():
 
 def test_figures_beside_the_reports(tmp_path):
     """Two repeats on one GPU, four GPUs in like and in unlike precision, a setting that no report has."""
-    one = [record("baseline", 1, seed, precision="fp32", training=[10.0, 8.0 + seed], f1=[50.0, 60.0 + seed], evaluation=1.0)
-           for seed in (0, 1)]  # fmt: skip
+    curves = [{"training": [10.0, 8.0 + seed], "f1": [50.0, 60.0 + seed]} for seed in (0, 1)]
+    one = [record("baseline", 1, i, precision="fp32", evaluation=1.0, **curve) for i, curve in enumerate(curves)]
     four = record("ddp", 4, precision="tf32", training=[3.0, 2.0], f1=[50.0, 61.0], evaluation=1.0)
     like = record("ddp", 4, precision="fp32", training=[3.0, 2.125], f1=[50.0, 61.0], evaluation=1.0)
     for run in (*one, four, like):
