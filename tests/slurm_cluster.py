@@ -24,6 +24,7 @@ SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian keeps th
 # config_overrides: the nodes may promise more processors than this machine has.
 CONFIGURATION = """
 ClusterName=test
+FirstJobId={first_job}
 SlurmctldHost={host}({address})
 SlurmctldPort={ports[0]}
 SlurmUser={user}
@@ -66,7 +67,7 @@ def missing():
 def free_ports(count):
     """Ports below those that outgoing connections get, so that they stay free until the daemons take them."""
     ports = []
-    for port in range(27000, 32000):
+    for port in range(27000 + os.getpid() * 7 % 4000, 32000):  # not where a cluster of another process looks too
         with socket.socket() as server:
             try:
                 server.bind(("", port))
@@ -190,7 +191,12 @@ class Cluster:
         host = socket.gethostname().split(".")[0]
         (self.folder / "slurm.conf").write_text(
             CONFIGURATION.format(
-                host=host, address="127.0.0.1", user=getpass.getuser(), folder=self.folder, ports=free_ports(3)
+                host=host,
+                address="127.0.0.1",
+                user=getpass.getuser(),
+                folder=self.folder,
+                ports=free_ports(3),
+                first_job=1 + os.getpid() * 50 % 60000,  # a job's number decides its port
             )
         )
         (self.folder / "gres.conf").write_text(GPUS)
