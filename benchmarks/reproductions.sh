@@ -3,19 +3,19 @@
 #
 #   bash benchmarks/reproductions.sh OUT GPUS [REPORT…]
 #
-# writes the records to OUT/report-N/; GPUS is 1 or 4, REPORT any of 1 2 4 (default: all). Report 5 is the first run of
-# report 1, report 3 is report 2's. The environment names what to use:
+# writes the records to OUT/report-N/, models and predictions to a temporary folder. GPUS is 1 or 4, REPORT any of 1 2 4
+# (default: all); report 5 is the first run of report 1, report 3 is report 2's. The environment names what to use:
 #   MODEL    a model folder                                  default: bert-base-uncased if it is here, else MiniLM
 #   SQUAD    the folder of train-v1.1, dev-v1.1, dev-v2.0    default: data/squad
 #   PYTHON   the interpreter                                 default: python
-# With MiniLM on one H100 about four minutes for all of GPUS=1.
+# Meant for about four minutes with MiniLM on one H100 (GPUS=1), by an estimate: not measured yet.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${1:?OUT} gpus=${2:?GPUS}
 shift 2
-python=${PYTHON:-python} squad=${SQUAD:-data/squad} work=$out/runs
+python=${PYTHON:-python} squad=${SQUAD:-data/squad} work=$(mktemp -d)
 (($# > 0)) || set -- 1 2 4
-mkdir -p "$work"
+mkdir -p "$out"
 
 # start REPORT NAME RANKS SCRIPT ARGUMENT...: one run; its record goes to OUT/report-REPORT/NAME.json.
 start() {
@@ -24,7 +24,7 @@ start() {
     command=("$python")
     ((ranks == 0)) || command+=(-m torch.distributed.run --standalone --nproc-per-node="$ranks")
     echo "== report $report: $name"
-    "${command[@]}" "$@" ${MODEL:+--model "$MODEL"} --cache-dir "$out/cache" --runs-dir "$work/$report" \
+    "${command[@]}" "$@" ${MODEL:+--model "$MODEL"} --cache-dir "$work/cache" --runs-dir "$work/$report" \
         --run-name "$name" || return
     mkdir -p "$out/report-$report"
     cp "$work/$report/$name/run.json" "$out/report-$report/$name.json"
