@@ -198,33 +198,25 @@ def tracked():
     return {path: path.read_text(encoding="utf-8") for path in files}
 
 
+# Options of other programs: sbatch, squeue, torchrun, pip, pytest.
+OTHERS = {"account", "partition", "gpus", "ntasks-per-node", "exclude", "exclusive", "me", "standalone", "index-url"}
+OTHERS |= {"nodes", "gpus-per-node", "nproc-per-node", "no-deps", "collect-only", "help"}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_names_exist(page):
     """Files, make targets, modules and options that a page names."""
     code = re.findall(r"`([^`\n]+)`", text(page)) + re.findall(r"^```\n(.*?)^```", text(page), flags=re.S | re.M)
-    sources = "\n".join(tracked().values())
-    slurm = [
-        "account",
-        "partition",
-        "nodes",
-        "gpus",
-        "gpus-per-node",
-        "ntasks-per-node",
-        "exclude",
-        "exclusive",
-        "submit",
-        "index-url",
-        "no-deps",
-    ]
-    slurm += ["standalone", "nproc-per-node", "me", "collect-only", "help"]  # torchrun, squeue, pytest
+    python = "\n".join(source for path, source in tracked().items() if path.suffix == ".py")
+    shell = "\n".join(source for path, source in tracked().items() if path.suffix == ".sh")
     for part in code:
         for target in re.findall(r"(?<![\w.])make ([a-z]+)", part):
             assert re.search(rf"^{target}:", text("Makefile"), flags=re.M), target
         for package, module in re.findall(r"python -m (common|tools|benchmarks)\.([a-z]+)", part):
             assert (ROOT / package / f"{module}.py").is_file(), part
         for option in re.findall(r"(?<![\w-])--([a-z0-9][a-z0-9-]*)", part):
-            bare = option.removeprefix("no-")
-            assert option in slurm or f'"--{option}"' in sources or f'"--{bare}"' in sources, option
+            ours = f'"--{option}"' in python or f'"--{option.removeprefix("no-")}"' in python or f"--{option}" in shell
+            assert ours or option in OTHERS, option
         if re.fullmatch(r"(common|data|docs|slurm|benchmarks|tests|tools)/[\w./-]*", part):
             assert (ROOT / part).exists() or part.startswith(("data/squad", "data/models")), part
 
