@@ -16,8 +16,10 @@ from tiny import ROOT, SAMPLE, minilm_tokenizer, sample_features
 from benchmarks import compare
 from benchmarks.peers.harness import Bench, PaddedWindows
 from benchmarks.workload import build_network
+from common import metrics
 from common.batches import pack
 from common.errors import UserError
+from common.evaluation import gold_texts
 from common.record import environment
 from common.squad import QuestionSet
 from tools.records import read_run
@@ -238,3 +240,38 @@ def test_other_files_in_the_folder_are_refused(tmp_path):
     (tmp_path / "some.json").write_text(json.dumps([]))
     with pytest.raises(UserError, match=r"some\.json: not a record"):
         compare.read_records(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Quality
+
+
+def test_the_trainers_way_to_its_f1(monkeypatch, capsys, tmp_path):
+    """It learns, is scored as the official script scores, and leaves a run record that a report reads."""
+    needs("accelerate")
+    from benchmarks import quality
+
+    options = ["--max-train-examples", "24", "--max-dev-examples", "10", "--max-length", "128", "--overlap", "32"]
+    options += ["--batch-size", "4", "--learning-rate", "3e-4", "--epochs", "2", "--device", "cpu", "--train-file"]
+    options += [str(SAMPLE / "train.json"), "--dev-file", str(SAMPLE / "train.json")]  # what it has seen
+    options += ["--runs-dir", str(tmp_path), "--run-name", "run", "--cache-dir", str(tmp_path / "cache")]
+    monkeypatch.setattr(sys, "argv", ["quality.py", *options])
+    quality.main()
+    record, run = json.loads((tmp_path / "run" / "run.json").read_text()), read_run(tmp_path / "run" / "run.json")
+    first, second = record["epochs"]
+    assert (record["strategy"], record["status"], record["attention"]) == ("hf-trainer", "finished", "padded")
+    assert second["train_loss"] < first["train_loss"]
+    assert run.measures["run_training_seconds"] == first["train_seconds"] + second["train_seconds"] > 0
+    predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
+    gold = gold_texts(QuestionSet(SAMPLE / "train.json", (("first", 10),)).data.frame)
+    assert metrics.evaluate(gold, predictions, "1.1")["f1"] == run.measures["f1"] > 0
+    assert f"F1 {second['f1']:.2f}" in capsys.readouterr().out
+
+
+def test_options_of_ours_alone_are_refused(monkeypatch):
+    needs("accelerate")
+    from benchmarks import quality
+
+    monkeypatch.setattr(sys, "argv", ["quality.py", "--accumulation", "2"])
+    with pytest.raises(UserError, match="--accumulation: not an option here"):
+        quality.main()
