@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -373,6 +374,8 @@ def compare(args, out):
     except OSError as error:
         raise UserError(f"{out}: cannot be made: {error.strerror}; name another --out") from None
     surrounding, records, running = environment(), {}, {}
+    for package in filter(importlib.util.find_spec, ("accelerate", "lightning", "deepspeed")):
+        surrounding["versions"][package] = metadata.version(package)
 
     def save(name, **changes):
         records[name] |= changes

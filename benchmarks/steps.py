@@ -184,6 +184,7 @@ def main():
                 json.dumps(
                     {
                         "shape": args.shape,
+                        "device": runtime.device_name(device),
                         "strategy": strategy,
                         "ranks": world_size,
                         "attention": setting.model.attention,
