@@ -183,8 +183,8 @@ def main():
             log(
                 json.dumps(
                     {
-                        "shape": args.shape,
                         "device": runtime.device_name(device),
+                        "shape": args.shape,
                         "strategy": strategy,
                         "ranks": world_size,
                         "attention": setting.model.attention,
