@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import Parser, UserError
 from common.features import question_limit
 from common.model import MINILM, find_model, load_config, positions
 from common.record import check_free
@@ -24,13 +24,6 @@ class HelpFormatter(argparse.HelpFormatter):
     def _get_help_string(self, action):
         told = action.default in (None, argparse.SUPPRESS) or action.default is False or "default" in action.help
         return action.help if told else f"{action.help} (default: %(default)s)"
-
-
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
-
-    def error(self, message):
-        raise UserError(f"{message} (`python {self.prog} --help` explains all options)")
 
 
 def number(kind, least, below, what):

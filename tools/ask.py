@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 
 from common import answers, errors, runtime, squad
-from common.args import HelpFormatter, Parser, positive, read_settings
-from common.errors import UserError
+from common.args import HelpFormatter, positive, read_settings
+from common.errors import Parser, UserError
 from common.evaluation import find_answers, finished_threshold, predict
-from common.features import build, load_tokenizer, question_limit, read_template
+from common.features import build, load_tokenizer, question_limit, read_template, vocabulary_size
 from common.model import SpanModel, compile_layers, compute_in, find_model, load_config, load_model, positions
 from common.record import write_json
 
@@ -77,7 +77,9 @@ def load(name, device="auto", precision="auto", eval_tokens=None, compiled=False
     device = runtime.choose_device(device, log=note)
     runtime.quiet_warnings()
     runtime.resolve_hardware(args, device)
-    model = load_model(path, args.attention, vocabulary=len(tokenizer), needs_head=True, log=note).to(device)
+    model = load_model(path, args.attention, vocabulary=vocabulary_size(tokenizer), needs_head=True, log=note).to(
+        device
+    )
     compute_in(model, runtime.HALF.get(args.precision))
     if args.compile:
         compile_layers(model)

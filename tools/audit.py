@@ -6,7 +6,6 @@ The label oracle is the official score of answering each question with the text 
 missing from 100 is lost to the labels before any training.
 """
 
-import argparse
 import json
 import sys
 
@@ -112,7 +111,7 @@ def table(figures):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.Parser(prog="python -m tools.audit", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("file", metavar="FILE", help="SQuAD JSON, v1.1 or v2.0, plain or .gz")
     parser.add_argument("--model", help="whose tokenizer; default: bert-base-uncased if it is here, else MiniLM")
     parser.add_argument("--max-length", type=int, default=384, help="tokens in a window, at most (default: 384)")

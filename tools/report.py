@@ -7,7 +7,6 @@ alike in precision, model, data, global batch, epochs, card, kernels and machine
 needs no other file, OUT/report.md, OUT/rows.csv and OUT/figures/ (PNG and SVG).
 """
 
-import argparse
 import datetime
 import html
 import re
@@ -392,7 +391,7 @@ def report(paths, baseline=None, f1=None, allow_unlike=False, out="report"):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.Parser(prog="python -m tools.report", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, run.json files, or folders of either")
     parser.add_argument("--baseline", metavar="NAME", help="a strategy, a row or a run (default: baseline.py's)")
     parser.add_argument("--f1", type=int, choices=range(101), metavar="F1", help="give the seconds to this dev F1")

@@ -237,7 +237,7 @@ def run_here(jobs, args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.Parser(prog="python -m tools.sweep", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument(
         "--strategies", nargs="+", choices=STRATEGIES, default=["baseline", "ddp", "fsdp-zero2"], help="what to compare"
     )
