@@ -26,6 +26,7 @@ def one_line(error):
 
 def run(main, finish=None):
     """Call `main()`, then `finish()`; turn a UserError into one line and status 2, an interrupt into status 130."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal cannot show
     try:
         status = main()
         if finish:
@@ -39,8 +40,9 @@ def run(main, finish=None):
         where = "error" if rank == "0" else f"error on rank {rank}"
         print(f"{where}: {one_line(error)}", file=sys.stderr, flush=True)
         sys.exit(2)
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":
+    except (RuntimeError, MemoryError) as error:
+        full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if not full and "can't allocate memory" not in str(error):  # so torch says it on the CPU
             raise
         print(
             "error: out of memory; `--max-tokens-per-device N` splits each step into smaller parts and leaves the "

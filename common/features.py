@@ -139,6 +139,8 @@ def read_template(tokenizer):
             "this tokenizer does not begin a pair with a special token such as [CLS]; use a BERT-like model"
         )
     question_at, context_at = sides.index(0), sides.index(1)
+    if example.type_ids[context_at] > 1:
+        raise UserError("this tokenizer gives a context a token type beyond 0 and 1; use a BERT-like model")
     question_end = max(i for i, side in enumerate(sides) if side == 0) + 1
     context_end = max(i for i, side in enumerate(sides) if side == 1) + 1
     return Template(

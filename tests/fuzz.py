@@ -42,7 +42,7 @@ from benchmarks import scaling, steps
 from common import distributed, errors, metrics, model, squad
 from common.features import ARRAYS, load_tokenizer, prepare, read_cache, vocabulary_size
 from tests import tiny
-from tests.mutate import command_line, damage, dump, mutate, safetensors, write_json
+from tests.mutate import PLAIN, command_line, damage, dump, mutate, safetensors, write_json
 from tools import allreduce, ask, audit, fetch, report, sweep
 
 SECONDS = 20  # for one input; most take milliseconds
@@ -375,11 +375,16 @@ def programs():
 
 @functools.cache
 def flags(main):
-    """The flags that a program's --help names."""
+    """{flag: values that fit it} of a program, read off its --help."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         run_main(main, "--help")
-    return sorted(set(re.findall(r"--[a-z0-9][a-z0-9-]*", text.getvalue())) - {"--help"})
+    found = {}
+    for line in re.findall(r"^  (--.*)", text.getvalue(), re.MULTILINE):
+        words, choices = line.split("  ")[0], re.search(r"\{(.*?)\}", line.split("  ")[0])
+        for name in re.findall(r"--[a-z0-9-]+", words):
+            found[name] = choices[1].split(",") if choices else PLAIN if re.search(" [A-Z]", words) else []
+    return found
 
 
 def fuzz_arguments(rng, folder, past):
@@ -400,6 +405,7 @@ def fuzz_arguments(rng, folder, past):
         for module, what in ((fetch, "fetch"), (scaling, "measure"), (distributed, "start"), (report, "draw")):
             stack.enter_context(mock.patch.object(module, what, stop))
         stack.enter_context(mock.patch.object(sweep, "run_here", stop))
+        stack.enter_context(mock.patch.object(ask, "compile_layers"))  # compiling takes seconds
         stack.enter_context(mock.patch.dict(os.environ, RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2"))
         stack.callback(os.chdir, os.getcwd())
         os.chdir(folder)

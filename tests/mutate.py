@@ -383,26 +383,31 @@ WORDS += [
 ]
 
 
+PLAIN = ["0", "1", "2", "3", "8", "32", "64", "128", "0.1", "0.5", "1e-3", "cpu", "fp32", "auto", "question", "exact"]
+
+
 def command_line(rng, argv, flags):
-    """`argv` with one to four changes: words lost, doubled, exchanged, and flags with values of any kind."""
+    """`argv` with one to four changes: words lost, doubled, exchanged, and flags with values of any kind.
+
+    flags: {flag: values that fit it, none where it takes none}.
+    """
     argv = list(argv)
-    for _ in range(rng.choice([1, 1, 1, 2, 4])):
-        place = rng.randrange(len(argv) + 1)
-        kind = rng.randrange(10)
-        if kind < 5:
-            flag, value = rng.choice(flags), rng.choice(NUMBERS if rng.random() < 0.6 else WORDS)
-            argv += rng.choice([[flag, value], [f"{flag}={value}"], [flag]]) if kind < 4 else [flag]
-        elif not argv:
-            continue
-        elif kind == 5:
-            del argv[min(place, len(argv) - 1)]
-        elif kind == 6:
-            argv[min(place, len(argv) - 1)] = rng.choice(NUMBERS + WORDS)
-        elif kind == 7:
-            argv.insert(place, rng.choice(argv))
+    for _ in range(rng.choice([1, 1, 1, 1, 2, 4])):
+        place, kind = rng.randrange(len(argv) or 1), rng.randrange(12)
+        flag = rng.choice(list(flags))
+        fitting = flags[flag] or [""]
+        value = rng.choice(rng.choice([fitting, fitting, argv or WORDS, NUMBERS, WORDS]))
+        if kind < 7:
+            usual = [flag, value] if flags[flag] else [flag]
+            argv += rng.choice([usual, usual, usual, [f"{flag}={value}"], [flag]])
+        elif kind == 7 or not argv:
+            argv.insert(place, value)
         elif kind == 8:
-            argv[min(place, len(argv) - 1)] = bend_text(rng, argv[min(place, len(argv) - 1)])
-        else:
-            argv.insert(place, rng.choice(NUMBERS + WORDS))
+            del argv[place]
+        elif kind == 9:
+            argv[place] = bend_text(rng, argv[place])
+        else:  # a value exchanged
+            places = [i for i, word in enumerate(argv) if not word.startswith("--")] or [place]
+            argv[rng.choice(places)] = rng.choice(rng.choice([PLAIN, argv, NUMBERS, WORDS]))
     # As a program gets them: without NUL, undecodable bytes as surrogates.
     return [os.fsdecode(word.replace("\0", "").encode("utf-8", "surrogatepass")) for word in argv]

@@ -12,6 +12,7 @@ import bisect
 import contextlib
 import functools
 import json
+import os
 import re
 import sys
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 import torch
 
 from common import answers, errors, runtime, squad
-from common.args import HelpFormatter, positive, read_settings
+from common.args import HelpFormatter, few, positive, read_settings
 from common.errors import Parser, UserError
 from common.evaluation import find_answers, finished_threshold, predict
 from common.features import build, load_tokenizer, question_limit, read_template, vocabulary_size
@@ -240,7 +241,7 @@ def build_parser():
         metavar="Q",
         help="about the text; may be given several times; default: from stdin, a line each, or those of the SQuAD file",
     )
-    parser.add_argument("--n-best", type=positive, default=3, help="answers to show for each question")
+    parser.add_argument("--n-best", type=few, default=3, help="answers to show for each question")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.add_argument(
         "--predictions", metavar="FILE", help="SQuAD: write {id: answer} here, as an evaluation does; print no answers"
@@ -270,7 +271,7 @@ def main(argv=None):
         raise UserError(f"{args.context_file}: a SQuAD file has its own questions; leave --question out")
     if args.predictions and not is_squad:
         raise UserError("--predictions needs a SQuAD file as --context-file, whose questions have ids; use --json")
-    if args.predictions and not Path(args.predictions).absolute().parent.is_dir():
+    if args.predictions and not os.path.isdir(Path(args.predictions).absolute().parent):
         raise UserError(f"{args.predictions}: no such folder; make it first")
 
     # The input first, since loading a model takes seconds.

@@ -7,7 +7,6 @@ missing from 100 is lost to the labels before any training.
 """
 
 import json
-import sys
 
 import numpy as np
 
@@ -118,7 +117,6 @@ def main():
     parser.add_argument("--overlap", type=int, default=128, help="tokens that neighbours share (default: 128)")
     parser.add_argument("--json", action="store_true", help="print JSON, with all ids of faulty questions")
     args = parser.parse_args()
-    sys.stdout.reconfigure(errors="backslashreplace")  # ids may hold what the terminal cannot show
     data = squad.read_squad(args.file)
     path, _ = find_model(args.model)
     question_limit(args.max_length, args.overlap, 4, positions(load_config(path)))

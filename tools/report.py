@@ -398,8 +398,6 @@ def main():
     parser.add_argument("--allow-unlike", action="store_true", help="give ratios of unlike runs too, marked with †")
     parser.add_argument("--out", default="report", metavar="DIR", help="folder to write into (default: report)")
     args = parser.parse_args()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # names may hold what the terminal cannot show
     report(args.runs, args.baseline, args.f1, args.allow_unlike, args.out)
 
 
