@@ -13,6 +13,13 @@ class UserError(Exception):
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line."""
 
+    def parse_known_args(self, args=None, namespace=None):
+        args = sys.argv[1:] if args is None else args
+        for word in args:
+            if word.startswith("--") and word.endswith("=--"):  # an empty list to argparse before Python 3.13
+                self.error(f"{word}: -- is no value")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message):
         command = f"python {self.prog.removeprefix('python ')} --help"
         raise UserError(f"{message} (`{command}` explains all options)")

@@ -102,9 +102,8 @@ def load_tokenizer(name):
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
         words = len(tokenizer) - len(tokenizer.all_special_ids)
-    except Exception as error:  # a damaged tokenizer.json raises a bare Exception
-        line = " ".join(str(error).split())
-        raise UserError(f"{name}: no usable tokenizer there ({squad.shorten(line, 160)})") from None
+    except BaseException as error:
+        raise tokenizer_error(error, f"{name}: no usable tokenizer there") from None
     if words <= 0:
         raise UserError(f"{name}: its tokenizer knows no words; tokenizer.json or vocab.txt is missing")
     if not tokenizer.is_fast:
@@ -112,16 +111,37 @@ def load_tokenizer(name):
     # Some folders ship a truncation to 128 tokens, which would cut every context in silence.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
+    with quiet_panics():
+        encode(tokenizer, "encode", "a", "a")
     return tokenizer
+
+
+def tokenizer_error(error, what):
+    """The UserError for what the tokenizers library raises: bare Exceptions, and panics, which are none."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        return error
+    return UserError(f"{what} ({squad.shorten(' '.join(str(error).split()), 160)}); use another model folder")
+
+
+@contextmanager
+def quiet_panics():
+    """Silence what Rust writes to stderr by itself before a panic arrives as an exception."""
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
 
 
 def encode(tokenizer, function, *arguments, **named):
     """What a function of the fast tokenizer gives; UserError where the tokenizer is unable to."""
     try:
         return getattr(tokenizer.backend_tokenizer, function)(*arguments, **named)
-    except Exception as error:  # the library raises bare Exceptions: an unknown word without an [UNK], for one
-        line = squad.shorten(" ".join(str(error).split()), 160)
-        raise UserError(f"{tokenizer.name_or_path}: its tokenizer fails ({line}); use another model folder") from None
+    except BaseException as error:  # an unknown word without an [UNK], for one
+        raise tokenizer_error(error, f"{tokenizer.name_or_path}: its tokenizer fails") from None
 
 
 def vocabulary_size(tokenizer):

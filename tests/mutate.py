@@ -399,7 +399,7 @@ def command_line(rng, argv, flags):
         value = rng.choice(rng.choice([fitting, fitting, argv or WORDS, NUMBERS, WORDS]))
         if kind < 7:
             usual = [flag, value] if flags[flag] else [flag]
-            argv += rng.choice([usual, usual, usual, [f"{flag}={value}"], [flag]])
+            argv += rng.choice([usual, usual, usual, usual, [f"{flag}={value}"], [flag]])
         elif kind == 7 or not argv:
             argv.insert(place, value)
         elif kind == 8:

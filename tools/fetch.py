@@ -288,7 +288,9 @@ def main(argv=None):
 
     plans = [plan(target, args.to, args.squad_url, args.hub_url) for target in args.targets]  # names first, all of them
     for steps in plans:
-        whole = os.path.exists(steps[-1][2]) and not args.force  # the last file is there: what else is absent is not needed
+        whole = (
+            os.path.exists(steps[-1][2]) and not args.force
+        )  # the last file is there: what else is absent is not needed
         for file, url, path in steps:
             if whole and not file.required and not os.path.exists(path):
                 continue
