@@ -29,11 +29,14 @@ import traceback
 from pathlib import Path
 from unittest import mock
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # as pytest has it
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read at import
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
+import tiny
 import torch
+from mutate import PLAIN, bend_text, command_line, damage, dump, mutate, safetensors, write_json
 
 import baseline
 import distributed_ddp
@@ -41,8 +44,6 @@ import distributed_fsdp
 from benchmarks import scaling, steps
 from common import distributed, errors, metrics, model, squad
 from common.features import ARRAYS, load_tokenizer, prepare, read_cache, vocabulary_size
-from tests import tiny
-from tests.mutate import PLAIN, bend_text, command_line, damage, dump, mutate, safetensors, write_json
 from tools import allreduce, ask, audit, fetch, report, sweep
 
 SECONDS = 20  # for one input; most take milliseconds
@@ -461,7 +462,11 @@ def attempt(kind, seed, index, folder):
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     clock, memory = time.perf_counter(), peak_megabytes()
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO())),
+        ):
             errors.run(lambda: KINDS[kind](rng, folder, lambda: passed.append(True)))
     except SystemExit as end:
         status = end.code
