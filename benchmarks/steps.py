@@ -40,7 +40,6 @@ from common.model import (
 )
 from common.profiler import device_kernels, shares, shares_table
 
-
 STRATEGIES = ("baseline", "ddp", "fsdp-zero2", "fsdp-zero3")
 
 
