@@ -487,7 +487,8 @@ def load_model(
         model = SpanModel(network, "sdpa" if packed else "padded")
         packed = packed and packs(model)
         if not packed:
-            network.set_attn_implementation("sdpa") if attend else None
+            if attend:
+                network.set_attn_implementation("sdpa")
             model.attention = "padded"
             model(example_batch(torch.tensor([0, 1, 2]), [3]))
     except Exception as error:  # what a wrong number in config.json leads to is raised anywhere in transformers

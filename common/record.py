@@ -28,7 +28,7 @@ def write_json(path, value, indent=None):
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:  # \\udcff is JSON
+        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:  # names may be undecodable
             json.dump(value, file, ensure_ascii=False, indent=indent)
             file.write("\n")
             file.flush()
