@@ -23,6 +23,7 @@ import torch
 import baseline
 from benchmarks.workload import add_workload, build_network, load_windows
 from common import errors, runtime
+from common.args import positive, whole
 from common.batches import pack_steps, plan_epoch, prefetch
 from common.errors import UserError
 from common.features import trainable_windows
@@ -39,17 +40,19 @@ from common.model import (
 )
 from common.profiler import device_kernels, shares, shares_table
 
+STRATEGIES = ("baseline", "ddp", "fsdp-zero2", "fsdp-zero3")
+
 
 def build_parser():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--strategy", nargs="+", default=["baseline"], help="baseline, ddp, fsdp-zero2, fsdp-zero3")
-    parser.add_argument("--batch-size", nargs="+", type=int, default=[8, 32, 192], help="global")
+    parser = errors.Parser(prog="python -m benchmarks.steps", description=__doc__.split("\n")[0])
+    parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, default=["baseline"])
+    parser.add_argument("--batch-size", nargs="+", type=positive, default=[8, 32, 192], help="global")
     add_workload(parser)
-    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--precision", choices=["auto", "fp32", "tf32", "bf16", "fp16"], default="auto")
     parser.add_argument("--attention", choices=["auto", "fused", "flash", "sdpa"], default="auto")
-    parser.add_argument("--steps", type=int, default=50, help="timed steps")
-    parser.add_argument("--warmup", type=int, default=60, help="steps before the first timing")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=positive, default=50, help="timed steps")
+    parser.add_argument("--warmup", type=whole, default=60, help="steps before the first timing")
+    parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction)
     parser.add_argument(

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import Parser, UserError
 from common.features import question_limit
 from common.model import MINILM, find_model, load_config, positions
 from common.record import check_free
@@ -26,13 +26,6 @@ class HelpFormatter(argparse.HelpFormatter):
         return action.help if told else f"{action.help} (default: %(default)s)"
 
 
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
-
-    def error(self, message):
-        raise UserError(f"{message} (`python {self.prog} --help` explains all options)")
-
-
 def number(kind, least, below, what):
     """A type for argparse: a number of this kind, least <= number < below."""
 
@@ -50,6 +43,7 @@ def number(kind, least, below, what):
 
 share_of_one = number(float, 0, 1, "a fraction from 0 to less than 1")
 positive = number(int, 1, 2**31, "a whole number from 1")
+few = number(int, 1, 1001, "a whole number from 1 to 1000")
 whole = number(int, 0, 2**31, "a whole number from 0")
 seed = number(int, 0, 2**63, "a whole number from 0 to 2**63 - 1")
 not_negative = number(float, 0, float("inf"), "a number from 0")
@@ -140,7 +134,7 @@ def build_parser(description):
 
     evaluation = parser.add_argument_group("evaluation")
     evaluation.add_argument("--max-answer-tokens", type=positive, help="longest answer, in tokens; default: 30")
-    evaluation.add_argument("--n-best", type=positive, default=20, help="answers kept for each question")
+    evaluation.add_argument("--n-best", type=few, default=20, help="answers kept for each question")
     evaluation.add_argument(
         "--tune-fraction",
         type=share_of_one,

