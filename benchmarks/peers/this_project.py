@@ -13,7 +13,6 @@ def train(bench):
     if bench.device.type == "cuda":  # and its stream
         bench.device = runtime.choose_device("cuda", bench.device.index)
     runtime.resolve_hardware(args, bench.device)
-    bench.attention, bench.compile = args.attention, args.compile
     register_attention()
     if bench.world_size > 1:
         from common import distributed
@@ -22,6 +21,7 @@ def train(bench):
     strategy = bench.way.options.get("strategy", "baseline" if bench.world_size == 1 else "ddp")
     batch_size = bench.way.batch_size * bench.world_size
     setting = Setting(strategy, batch_size, args, bench.features, bench.device, bench.rank, bench.world_size)
+    bench.attention, bench.compile = setting.model.attention, args.compile
     while True:
         setting.step()
         if bench.step():
