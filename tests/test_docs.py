@@ -64,6 +64,10 @@ def how(words):
         word in SCRIPTS or word in ("baseline.py", *map("distributed_{}.py".format, ("ddp", "fsdp"))) for word in words
     ):
         return "dry_run"
+    if words[:2] == ["pip", "install"]:
+        return "pip"
+    if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
+        return "benchmarks"
     if words[:2] == ["python", "-m"]:
         return words[2].replace(".", "_")
     return "generator" if words[0] == "python" else "unknown"
@@ -148,6 +152,19 @@ def check_tools_ask(words, **_):
 def check_common_metrics(words, project, **_):
     done = subprocess.run([sys.executable, *words[1:]], cwd=project, capture_output=True, text=True)
     assert done.returncode == 0 and "f1" in done.stdout, done.stderr
+
+
+def check_benchmarks(words, **_):
+    module = importlib.import_module(words[2])
+    if hasattr(module, "build_parser"):
+        own = module.build_parser.__module__ == words[2]  # benchmarks.quality takes the scripts' options
+        module.build_parser(*([] if own else [""])).parse_args(words[3:])
+    else:
+        assert len(words) == 3
+
+
+def check_pip(words, **_):
+    assert words[2] == "-r" and (ROOT / words[3]).is_file()
 
 
 def check_generator(words, **_):
