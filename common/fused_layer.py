@@ -60,8 +60,9 @@ class FusedLayer(torch.autograd.Function):
     def backward(ctx, grad):
         from common import kernels
 
-        x, qkv, attended, lse, middle, up, active, *saved = ctx.saved_tensors[:13]
-        wo, wi, wd, bi, norm1, norm2, cu_seqlens, seeds, *kept = ctx.saved_tensors[13:]
+        tensors = ctx.saved_tensors  # once: activation checkpointing computes them again each time
+        x, qkv, attended, lse, middle, up, active, *saved = tensors[:13]
+        wo, wi, wd, bi, norm1, norm2, cu_seqlens, seeds, *kept = tensors[13:]
         dropout, dtype = ctx.dropout, bi.dtype  # that of the parameters, and so of their gradients
         grad, dmiddle, parts2 = kernels.add_norm_backward(grad.contiguous(), saved[3:], norm2, dropout, seeds, 1)
         dwd = product(grad, active, dtype)
@@ -160,7 +161,9 @@ class Fused:
 class FusedEmbeddings:
     """What the class of BERT's embeddings is mixed with by `fuse_layers`."""
 
-    def forward(self, input_ids, token_type_ids, position_ids, **unused):
+    def forward(self, input_ids, token_type_ids=None, position_ids=None, **unused):
+        if token_type_ids is None or position_ids is None:
+            raise ValueError("fused embeddings take packed windows, with their types and positions")
         tables = self.word_embeddings, self.position_embeddings, self.token_type_embeddings
         weights = *(table.weight for table in tables), self.LayerNorm.weight, self.LayerNorm.bias
         dropout = self.dropout.p if self.training else 0.0
