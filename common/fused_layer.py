@@ -1,9 +1,10 @@
-"""BERT's encoder layer over packed windows, forward and backward by hand: eight matrix products and six kernels.
+"""BERT's encoder layer over packed windows, forward and backward by hand, and its embeddings.
 
-torch.compile needs about a minute for the same on a cold start, and gives back what it can prove; this knows more. That
-a bias is added, and its gradient summed, beside other work; that the gradients of queries, keys and values meet in one
-product, with the residual's added by it; that weight gradients leave their products in fp32. Measured in
-benchmarks/NOTES.md.
+`FusedLayer` is the layer: matrix products, and the kernels of common/kernels.py between them. It uses what a compiler
+cannot know: biases are added, and their gradients summed, by kernels that hold the values anyway; queries, keys and
+values are one product, and their gradients another, which adds the residual's; weight gradients leave their products in
+fp32. Nothing is to be compiled at the start but the kernels. benchmarks/NOTES.md has what each is worth. The rest of this
+file puts it in place of transformers' layer, parameters and names unchanged.
 """
 
 import importlib.util
