@@ -2,9 +2,9 @@
 
 `FusedLayer` is the layer: matrix products, and the kernels of common/kernels.py between them. It uses what a compiler
 cannot know: biases are added, and their gradients summed, by kernels that hold the values anyway; queries, keys and
-values are one product, and their gradients another, which adds the residual's; weight gradients leave their products in
-fp32. Nothing is to be compiled at the start but the kernels. benchmarks/NOTES.md has what each is worth. The rest of this
-file puts it in place of transformers' layer, parameters and names unchanged.
+values are one product, and their gradients another, which adds the residual's; weight gradients leave their products
+in fp32. Nothing is to be compiled at the start but the kernels. benchmarks/NOTES.md has what each is worth. The rest of
+this file puts it in place of transformers' layer, parameters and names unchanged.
 """
 
 import importlib.util
