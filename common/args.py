@@ -153,6 +153,17 @@ def build_parser(description):
     run = parser.add_argument_group("run")
     run.add_argument("--run-name", help="folder under --runs-dir; default: the Slurm job id, else the time")
     run.add_argument("--runs-dir", default="runs", help="where run folders are made")
+    run.add_argument("--save-steps", type=whole, default=0, help="a checkpoint each so many steps; 0: none")
+    run.add_argument(
+        "--save-epochs", type=whole, default=0, help="a checkpoint each so many epochs, before evaluating; 0: none"
+    )
+    run.add_argument(
+        "--resume",
+        nargs="?",
+        const="auto",
+        metavar="PATH",
+        help="go on from the newest checkpoint of this run, if there is one, or of the run or checkpoint at PATH",
+    )
     run.add_argument("--log-every", type=positive, default=50, help="steps between readings of loss and norm")
     return parser
 
@@ -198,7 +209,7 @@ def resolve(parser, argv=None):
             f"--max-tokens-per-device {args.max_tokens_per_device} is less than one window: "
             f"use {args.max_length} (--max-length) or more"
         )
-    check_free(args.runs_dir, args.run_name)
+    check_free(args.runs_dir, args.run_name, taken_over=args.resume == "auto")
     return args
 
 

@@ -5,8 +5,8 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from common.errors import UserError
 
@@ -65,9 +65,11 @@ def reduce_in_bf16(_, bucket):
     return arrived.then(lambda future: bucket.buffer().copy_(future.value()[0]))
 
 
-def full_state(model):
-    """The whole state of a sharded model on rank 0's CPU, an empty dict elsewhere; all ranks take part."""
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+def part_of(tensor, like):
+    """What this rank holds of a whole tensor, sharded as `like` is; all ranks take part."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
 
 
 def finish():

@@ -226,10 +226,15 @@ class Selection:
     metric: "f1", "exact" (more is better) or "dev_loss" (less is). patience: epochs without a better one, 0: no end.
     """
 
-    def __init__(self, metric, patience):
+    def __init__(self, metric, patience, best=None, epoch=None, worse=0):
+        """best, epoch, worse: from `state` of a run that goes on."""
         self.metric, self.patience = metric, patience
         self.sign = -1 if metric == "dev_loss" else 1
-        self.best, self.epoch, self.worse = -math.inf, None, 0
+        self.best, self.epoch, self.worse = -math.inf if best is None else best, epoch, worse
+
+    def state(self):
+        """What a checkpoint keeps."""
+        return {"best": self.best if math.isfinite(self.best) else None, "epoch": self.epoch, "worse": self.worse}
 
     def update(self, epoch, figures):
         """Take an epoch's figures; whether it is the best so far (the first one is)."""

@@ -1,5 +1,6 @@
 """The run folder: runs/NAME/ with run.json (the record), predictions, the model, TensorBoard files and a lock."""
 
+import contextlib
 import json
 import os
 import platform
@@ -20,6 +21,8 @@ from common.runtime import cpu_count, device_name, process_seconds
 from common.squad import ROOT
 
 SCHEMA = 2
+# What a run hands on, beside its checkpoint, to the run that goes on from it in another folder.
+RESULTS = ("model", "model-last", "tensorboard", "predictions.json", "nbest.json", "null_odds.json", "hardware.csv")
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pandas", "tensorboard")
 
 
@@ -49,19 +52,30 @@ def read_lock(path):
         return "not readable"
 
 
+def holder_is_gone(path, owner):
+    """Whether the run that holds a lock has ended: its process is no more, or it was this Slurm job's earlier start."""
+    try:
+        holder = json.loads(path.read_text())
+        if holder["job_id"] and holder["job_id"] == owner["job_id"]:
+            return holder["host"] != owner["host"] or not Path(f"/proc/{holder['pid']}").exists()
+        return holder["host"] == owner["host"] and not Path(f"/proc/{holder['pid']}").exists()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def default_name():
     """The Slurm job id, or the time to the second."""
     return os.environ.get("SLURM_JOB_ID") or time.strftime("%Y%m%d-%H%M%S")
 
 
-def check_free(runs_dir, name):
-    """UserError if a run folder of this name cannot be made; asked before the work starts."""
+def check_free(runs_dir, name, taken_over=False):
+    """UserError if a run folder of this name cannot be made (or taken over); asked before the work starts."""
     name = name or default_name()
     if Path(name).name != name or name in (".", ".."):
         raise UserError(f"--run-name {name}: must be a plain name; --runs-dir says where the folder goes")
     path = Path(runs_dir) / name
-    if (path / "run.json").exists():
-        raise UserError(f"{path}: holds a run already; name another --run-name, or remove the folder")
+    if (path / "run.json").exists() and not taken_over:
+        raise UserError(f"{path}: holds a run already; name another --run-name, remove the folder, or go on: --resume")
     for folder in (path, *path.parents):
         if folder.exists():
             if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -113,10 +127,11 @@ class RunFolder:
     Ranks other than 0 get one with write=False, which keeps the record in memory only.
     """
 
-    def __init__(self, runs_dir, name, write=True):
+    def __init__(self, runs_dir, name, write=True, resume=False):
         name = name or default_name()
         self.path = Path(runs_dir) / name
         self.write = write
+        self.resume = resume  # take over a folder that an earlier start of this run has left
         self.record = {}
         self.started = time.time()
         if write:
@@ -124,12 +139,14 @@ class RunFolder:
 
     def _claim(self):
         """Make the folder and take its lock; a second run in the same folder is refused."""
-        check_free(self.path.parent, self.path.name)
+        check_free(self.path.parent, self.path.name, self.resume)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be made: {error.strerror}; name another --runs-dir") from None
         owner = {"host": socket.gethostname(), "pid": os.getpid(), "job_id": os.environ.get("SLURM_JOB_ID")}
+        if self.resume and holder_is_gone(self.path / "lock", owner):
+            (self.path / "lock").unlink(missing_ok=True)
         try:
             with open(self.path / "lock", "x") as file:
                 json.dump(owner, file)
@@ -161,8 +178,24 @@ class RunFolder:
     def __enter__(self):
         self.record = {"schema": SCHEMA, "status": "running", "started": self.started, **environment(), "epochs": []}
         self.record["attempts"] = [{"hosts": [socket.gethostname()], "started": self.started, "steps": 0}]
+        if self.resume and (self.path / "run.json").exists():
+            with contextlib.suppress(OSError, ValueError):  # a damaged record is begun anew
+                earlier = json.loads((self.path / "run.json").read_text())
+                self.record["attempts"] = [*earlier["attempts"], *self.record["attempts"]]
+                self.record["started"] = earlier["started"]
         self.save()
         return self
+
+    def go_on(self, saved):
+        """Take over what the run had given at the checkpoint that it goes on from; {} for a new run."""
+        self.record["epochs"] = saved.get("epochs", [])
+        source = saved.get("folder")
+        if self.write and source and Path(source).resolve() != self.path.resolve():
+            for name in RESULTS:
+                if (Path(source) / name).is_dir():
+                    shutil.copytree(Path(source) / name, self.path / name, dirs_exist_ok=True)
+                elif (Path(source) / name).exists():
+                    shutil.copy2(Path(source) / name, self.path / name)
 
     def __exit__(self, kind, error, trace):
         if kind is not None:

@@ -201,10 +201,18 @@ def resolve_hardware(args, device):
         args.eval_tokens = 65536 if device.type == "cuda" else 4096
 
 
-def linear_schedule(total_steps, warmup):
-    """The factor on the learning rate at a step: linear from 0 over the warm-up part, then linear down to 0."""
+def linear_schedule(total_steps, warmup, done=0):
+    """The factor on the learning rate at a step: linear from 0 over the warm-up part, then linear down to 0.
+
+    done: steps of the run before the scheduler's first.
+    """
     rising = max(1, round(total_steps * warmup))
-    return lambda step: min((step + 1) / rising, max(0.0, (total_steps - step) / max(1, total_steps - rising)))
+
+    def factor(step):
+        step += done
+        return min((step + 1) / rising, max(0.0, (total_steps - step) / max(1, total_steps - rising)))
+
+    return factor
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -275,25 +283,33 @@ class Monitor:
 
     WARMUP = 10  # steps of the run that throughput leaves out
 
-    def __init__(self, args, features, total_steps, device, folder, places, rank, all_sum, gather, tolerant, log):
+    def __init__(
+        self, args, features, total_steps, device, folder, places, rank, all_sum, gather, tolerant, log, saved
+    ):
         """places: `place` of each rank. all_sum: the sum of a tensor over the ranks. gather: all ranks' values.
 
         All ranks take part in both, whenever a method here calls them.
 
+        saved: the state of the checkpoint that the run goes on from, or {}.
         tolerant: fp16's gradient scaler skips steps that overflow by itself, so that their norm is no error.
         """
         self.args, self.lengths, self.total_steps, self.device = args, features.lengths, total_steps, device
         self.folder, self.rank, self.world_size = folder, rank, len(places)
         self.all_sum, self.gather, self.tolerant, self.log = all_sum, gather, tolerant, log
         self.steps_seen, self.warmup_seconds = 0, None
+        self.saved = saved
         self.sampler = hardware.Sampler(places if places[rank]["local_rank"] == 0 else [])
-        self.profiler = Profiler(args.profile and rank == 0, device, folder.path, skip=self.WARMUP, log=log)
+        skip = 4 * self.WARMUP if args.cuda_graphs else self.WARMUP  # graphs are made within the first steps
+        self.profiler = Profiler(args.profile and rank == 0, device, folder.path, skip, log=log)
         self.writer = None
         if rank == 0:
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
             try:
-                self.writer = SummaryWriter(folder.path / "tensorboard")
+                # Of a resumed run, what was written after its checkpoint is taken back.
+                self.writer = SummaryWriter(
+                    folder.path / "tensorboard", purge_step=saved["step"] + 1 if saved else None
+                )
             except OSError as error:
                 raise UserError(f"{folder.path}/tensorboard: cannot be written: {error}") from None
 
@@ -302,7 +318,10 @@ class Monitor:
         self.epoch = epoch
         tokens = int(sum(self.lengths[windows].sum() for windows in plan))
         self.progress = Progress(tokens, f"epoch {epoch}", show=self.rank == 0)
-        self.pending, self.loss_sum, self.windows_seen = [], 0.0, 0
+        self.pending, self.saving_seconds = [], 0.0
+        partial = self.saved if self.saved.get("epoch") == epoch else {}
+        self.loss_sum, self.windows_seen = partial.get("loss_sum", 0.0), partial.get("windows_seen", 0)
+        self.seconds_before = partial.get("train_seconds", 0.0)
         self.sampler.begin()
         synchronize(self.device)
         self.started = self.steady = self.last_read = time.perf_counter()
@@ -352,6 +371,33 @@ class Monitor:
             self.writer.add_scalar("step/windows_per_second", speed, steps[-1])
         return f"step {steps[-1]}/{self.total_steps}, loss {losses[-1]:.3f}, {speed:,.0f} windows/s"
 
+    def state(self):
+        """What a checkpoint keeps of the epoch so far; call it after `saving_begins`."""
+        return {
+            "epoch": self.epoch,
+            "loss_sum": self.loss_sum,
+            "windows_seen": self.windows_seen,
+            "train_seconds": self.train_seconds(),
+            "epochs": self.folder.record["epochs"],
+        }
+
+    def train_seconds(self):
+        """Seconds of training in this epoch, over all starts, without those of saving."""
+        return self.seconds_before + time.perf_counter() - self.started - self.saving_seconds
+
+    def saving_begins(self):
+        """Read what is pending, so that `state` is whole; all ranks take part."""
+        self.read()
+        self.saving_started = time.perf_counter()
+
+    def saving_ends(self):
+        """Leave the time of saving out of training's."""
+        took = time.perf_counter() - self.saving_started
+        self.saving_seconds += took
+        self.steady += took
+        self.last_read += took
+        self.writer and self.writer.flush()
+
     def end_epoch(self):
         """Read what is left and stop the clocks: a dict of the epoch's training figures."""
         self.read()
@@ -364,7 +410,7 @@ class Monitor:
         return {
             "epoch": self.epoch,
             "train_loss": self.loss_sum / self.windows_seen,
-            "train_seconds": now - self.started,
+            "train_seconds": self.seconds_before + now - self.started - self.saving_seconds,
             "windows_per_second": self.steady_windows / steady or None,
             "tokens_per_second": self.steady_tokens / steady or None,
         }

@@ -1,0 +1,236 @@
+"""A run that goes on from a checkpoint gives what the undisturbed run gives: to the bit on the same ranks."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from squad_dir import squad_file
+from tiny import ROOT, minilm_tokenizer, save_network
+
+from common import checkpoint
+from common.errors import UserError
+
+WAYS = {  # name: (script, ranks, options)
+    "baseline": ("baseline.py", 1, []),
+    "accumulation": ("baseline.py", 1, ["--accumulation", "3"]),
+    "ddp 3": ("distributed_ddp.py", 3, []),
+    "ddp 4": ("distributed_ddp.py", 4, []),
+    "zero1": ("distributed_ddp.py", 2, ["--zero1"]),
+    "zero2": ("distributed_fsdp.py", 2, ["--shard", "zero2"]),
+    "zero3": ("distributed_fsdp.py", 2, ["--shard", "zero3"]),
+}
+
+
+@pytest.fixture(scope="session")
+def setting(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    save_network(folder / "model")
+    minilm_tokenizer().save_pretrained(folder / "model")
+    dev = str(squad_file("dev-v1.1.json.gz"))
+    options = ["--train-file", dev, "--dev-file", dev, "--max-train-examples", "60", "--max-dev-examples", "9"]
+    options += ["--batch-size", "8", "--epochs", "2", "--dropout", "0.1", "--learning-rate", "1e-3", "--device", "cpu"]
+    options += ["--model", str(folder / "model"), "--cache-dir", str(folder / "cache"), "--runs-dir", str(folder)]
+    return folder, options  # 8 steps an epoch
+
+
+def launch(way, setting, name, *options, fails=False):
+    """Run a way to train into the run folder `name`; its output."""
+    script, ranks, own = WAYS[way]
+    command = [sys.executable, script]
+    if ranks > 1:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *setting[1], *own, *options, "--run-name", name],
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (done.returncode != 0) == fails, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def results(setting, name):
+    run = setting[0] / name
+    record = json.loads((run / "run.json").read_text())
+    epochs = [{key: epoch[key] for key in ("train_loss", "f1", "dev_loss")} for epoch in record["epochs"]]
+    return load_file(run / "model" / "model.safetensors"), (run / "predictions.json").read_text(), epochs
+
+
+def undisturbed(way, setting):
+    """The results of a whole run of this way, which leaves a checkpoint of each step behind in `kept`."""
+    name = f"whole {way}".replace(" ", "-")
+    if not (setting[0] / name).exists():
+        launch(way, setting, name)
+    return results(setting, name)
+
+
+def stopped_at(way, setting, step):
+    """A copy of a run folder as it was right after the checkpoint of this step."""
+    name = f"{way} to {step}".replace(" ", "-")
+    keep = setting[0] / f"{name}.kept"
+    script = keep.with_suffix(".py")
+    source = (ROOT / WAYS[way][0]).read_text()
+    # The run ends by its own hand after the checkpoint: as a kill does, without a word to the record.
+    marker = "        monitor.saving_ends()\n"
+    assert source.count(marker) == 1
+    script.write_text(
+        source.replace(
+            marker, f"{marker}        if step == {step} and rank == 0:\n            __import__('os')._exit(9)\n"
+        )
+    )
+    WAYS["stopped"] = (str(script), *WAYS[way][1:])
+    env_path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(ROOT)
+    try:
+        launch("stopped", setting, name, "--save-steps", str(step), "--save-epochs", "1", fails=True)
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if env_path:
+            os.environ["PYTHONPATH"] = env_path
+    return name
+
+
+def same(ours, theirs):
+    assert ours[1] == theirs[1] and ours[2] == theirs[2]
+    assert ours[0].keys() == theirs[0].keys()
+    assert all(torch.equal(ours[0][key], theirs[0][key]) for key in theirs[0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_resuming_mid_epoch_is_exact(setting, way):
+    expected = undisturbed(way, setting)
+    name = stopped_at(way, setting, 5)
+    assert json.loads((setting[0] / name / "run.json").read_text())["status"] == "running"
+    output = launch(way, setting, name, "--resume")
+    assert "going on from" in output and "step 5" in output
+    same(results(setting, name), expected)
+    record = json.loads((setting[0] / name / "run.json").read_text())
+    assert record["status"] == "finished" and len(record["attempts"]) == 2
+
+
+@pytest.mark.parametrize("step", [8, 11, 16])
+def test_resuming_at_an_epochs_end_and_in_the_second(setting, step):
+    expected = undisturbed("baseline", setting)
+    name = stopped_at("baseline", setting, step)
+    launch("baseline", setting, name, "--resume")
+    same(results(setting, name), expected)
+
+
+def test_resuming_twice_and_in_another_folder(setting):
+    expected = undisturbed("baseline", setting)
+    first = stopped_at("baseline", setting, 3)
+    checkpoints = sorted((setting[0] / first / "checkpoints").iterdir())
+    assert [path.name for path in checkpoints] == ["step-00000003"]
+    launch("baseline", setting, "elsewhere", "--resume", str(setting[0] / first), "--save-steps", "4")
+    same(results(setting, "elsewhere"), expected)
+    again = launch("baseline", setting, "once-more", "--resume", str(setting[0] / "elsewhere"))
+    assert "step 16" in again  # the newest of the two that are kept
+    same(results(setting, "once-more"), expected)
+
+
+def test_nothing_to_resume_is_a_new_run(setting):
+    launch("baseline", setting, "fresh", "--resume")
+    same(results(setting, "fresh"), undisturbed("baseline", setting))
+    output = launch("baseline", setting, "absent", "--resume", str(setting[0] / "nowhere"), fails=True)
+    assert "no whole checkpoint" in output and output.count("error") == 1
+
+
+@pytest.mark.parametrize("before, after", [("ddp 4", "zero2"), ("zero3", "baseline"), ("baseline", "zero1")])
+def test_another_strategy_goes_on_with_the_same_batches(setting, before, after):
+    """To the tolerance of the parity tests: dropout differs between ranks, so it is off here."""
+    expected_name = f"plain-{after}".replace(" ", "-")
+    launch(after, setting, expected_name, "--dropout", "0")
+    name = f"{before} then {after}".replace(" ", "-")
+    launch(before, setting, f"{name}-begun", "--dropout", "0", "--save-steps", "9")
+    launch(after, setting, name, "--dropout", "0", "--resume", str(setting[0] / f"{name}-begun"))
+    ours, theirs = results(setting, name), results(setting, expected_name)
+    for epoch, other in zip(ours[2], theirs[2], strict=True):
+        assert epoch["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
+    assert ours[1] == theirs[1]
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (["--learning-rate", "2e-3"], "--learning-rate 0.001 is now 0.002"),
+        (["--max-train-examples", "50"], "train data"),
+    ],
+)
+def test_another_experiment_is_refused(setting, options, told):
+    undisturbed("baseline", setting)
+    begun = setting[0] / "other-begun"
+    if not begun.exists():
+        launch("baseline", setting, begun.name, "--save-epochs", "1")
+    output = launch("baseline", setting, "other", *options, "--resume", str(begun), fails=True)
+    assert told in output and "Traceback" not in output
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Two checkpoints on disk."""
+    run = type("Run", (), {"path": tmp_path})
+    for step in (1, 2, 3):
+        tensors = {"a": torch.full((3,), float(step))}
+        args = type("Args", (), {})()
+        checkpoint.write(run, tensors, {"step/a": torch.tensor(1.0)}, {"step": step}, args, {}, print)
+    return tmp_path
+
+
+def test_the_newest_two_are_kept(kept):
+    assert sorted(path.name for path in (kept / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+    path, state = checkpoint.find(kept)
+    assert state["step"] == 3 and torch.equal(checkpoint.read(path)[0]["a"], torch.full((3,), 3.0))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: (path / "model.safetensors").write_bytes(b"\0" * 80),
+        lambda path: (path / "optimizer.safetensors").unlink(),
+        lambda path: (path / "manifest.json").write_text("{"),
+        lambda path: (path / "manifest.json").write_text("[[[]]]"),
+        lambda path: (path / "manifest.json").unlink(),
+        lambda path: (path / "state.json").write_text("{}"),
+        lambda path: shutil.rmtree(path),
+    ],
+)
+def test_of_a_damaged_checkpoint_the_one_before_is_taken(kept, damage):
+    damage(kept / "checkpoints" / "step-00000003")
+    said = []
+    path, state = checkpoint.find(kept, said.append)
+    assert state["step"] == 2 and path.name == "step-00000002"
+    assert len(said) == (1 if (kept / "checkpoints" / "step-00000003").exists() else 0)
+    damage(kept / "checkpoints" / "step-00000002")
+    assert checkpoint.find(kept) == (None, None)
+
+
+def test_what_cannot_be_written_leaves_the_others(kept):
+    said = []
+    run = type("Run", (), {"path": kept})
+    (kept / "checkpoints" / ".step-00000004.tmp").write_text("in the way")
+    checkpoint.write(run, {}, {}, {"step": 4}, type("Args", (), {})(), {}, said.append)
+    assert checkpoint.find(kept)[1]["step"] == 3 and "the run goes on" in said[0]
+
+
+def test_no_pickle_anywhere(kept):
+    names = {path.name for path in kept.rglob("*") if path.is_file()}
+    assert names == {*checkpoint.FILES, "manifest.json"}
+    assert "pickle" not in (ROOT / "common" / "checkpoint.py").read_text().replace("Nothing is pickled", "")
+    assert Path(checkpoint.__file__).exists()
+
+
+def test_running_jobs_keep_their_lock(setting, tmp_path):
+    from common.record import RunFolder
+
+    (tmp_path / "run").mkdir()
+    lock = {"host": os.uname().nodename, "pid": os.getpid(), "job_id": None}
+    (tmp_path / "run" / "lock").write_text(json.dumps(lock))
+    with pytest.raises(UserError, match="taken by the run"):
+        RunFolder(tmp_path, "run", resume=True)
+    (tmp_path / "run" / "lock").write_text(json.dumps(lock | {"pid": 2**22 + 1}))  # a process that is no more
+    RunFolder(tmp_path, "run", resume=True)
