@@ -349,7 +349,9 @@ class Monitor:
             return ""
         steps, losses, norms, rates, batches = zip(*self.pending, strict=True)
         self.pending = []
-        losses = self.all_sum(torch.stack(losses)).tolist()
+        # In double precision a sum of fp32 values is exact, whatever their order: an all-reduce chooses it by the place
+        # in the tensor, and how many losses are read together depends on when the run was saved or resumed.
+        losses = self.all_sum(torch.stack(losses).double()).tolist()
         norms, rates = torch.stack(norms).tolist(), torch.stack(rates).tolist()
         now = time.perf_counter()
         count = sum(len(windows) for windows in batches)
