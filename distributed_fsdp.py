@@ -12,7 +12,7 @@ import time
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from common import checkpoint, distributed, errors, runtime
+from common import checkpoint, distributed, errors, interrupts, runtime
 from common.args import banner, build_parser, resolve
 from common.batches import pack_steps, plan_epoch, prefetch
 from common.evaluation import (
@@ -70,7 +70,7 @@ def train_one_epoch(run_step, scheduler, plan, step, features, args, device, ran
         scheduler.step()
         step += 1
         monitor.step(step, loss, norm, rate, windows)  # waits for the device at log lines only
-        if args.save_steps and step % args.save_steps == 0:
+        if monitor.wants_checkpoint(step):
             save(step)
     return step
 
@@ -99,7 +99,9 @@ def main():
     }
     seconds = {"prepare_data": time.perf_counter() - clock}
 
-    distributed.start(device)  # not before: its time limit must not end the wait for the rank that prepares data
+    distributed.start(
+        device, args.hang_minutes
+    )  # not before: its time limit must not end the wait for the rank that prepares data
     places = gather(runtime.place(rank, local_rank, device))
     log(runtime.topology(places))
 
@@ -152,17 +154,25 @@ def main():
 
     def score_set(name):  # all ranks take part
         data = sets[name].data
-        return evaluate(model, features[name], data, args, device, threshold, rank, world_size, gather)
+        return evaluate(model, features[name], data, args, device, threshold, rank, world_size, gather, between)
+
+    def between():  # the passes of an evaluation
+        if monitor.must_stop():
+            save(step)
 
     def save(step):  # all ranks take part
-        monitor.saving_begins()
-        weights, moments = checkpoint.training_state(model, optimizer, gather)
+        monitor.saving_begins(step)
         state = {"step": step, "scaler": scaler.state_dict(), "threshold": threshold, "selection": selection.state()}
-        if rank == 0:
-            checkpoint.write(folder, weights, moments, state | monitor.state(), args, sets, log)
+        saver.save(model, optimizer, state | monitor.state())
         monitor.saving_ends()
+        if monitor.stop_wanted:
+            raise interrupts.preempted(step, folder.path)
 
-    with RunFolder(args.runs_dir, args.run_name, write=rank == 0, resume=args.resume is not None) as folder:
+    with (
+        RunFolder(args.runs_dir, args.run_name, write=rank == 0, resume=args.resume is not None) as folder,
+        interrupts.StopRequest(folder.path / "stop" if rank == 0 else None) as request,
+        checkpoint.Saver(args, sets, folder, rank, gather, log) as saver,
+    ):
         folder.go_on(saved)
         folder.update(describe(args, f"fsdp-{args.shard}", model, sets, features, world_size, places, seconds))
         monitor = runtime.Monitor(
@@ -178,12 +188,13 @@ def main():
             tolerant=scaler.is_enabled(),
             log=log,
             saved=saved,
+            request=request,
         )
+        selection = Selection(args.select, args.patience, **saved.get("selection", {}))
         log("answering nothing: EM {:.2f}, F1 {:.2f}".format(*empty_score(sets["dev"].data)))
         if args.score_untrained and not saved:
             log(f"untrained model: dev {score_set('dev')}")
 
-        selection = Selection(args.select, args.patience, **saved.get("selection", {}))
         for epoch in range(saved.get("epoch", 1), args.epochs + 1):
             plan = plan_epoch(trainable, args.batch_size, args.seed, epoch)
             plan = plan[step - (epoch - 1) * len(plan) :]  # a resumed run has done a part of it
@@ -212,7 +223,7 @@ def main():
             seconds = {"evaluation": time.perf_counter() - clock}
             best = selection.update(epoch, result.figures)
             clock = time.perf_counter()
-            state = checkpoint.whole_state(model)  # all ranks take part
+            state = checkpoint.whole_state(model, keep=rank == 0)  # all ranks take part
             if rank == 0:
                 save_model(model, state, tokenizer, folder.model_path(best), model_settings(args, features, threshold))
                 if best:

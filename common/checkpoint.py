@@ -11,9 +11,11 @@ It appears under its name only when it is whole. Nothing is pickled. Dropout nee
 step from the seed, the step and the rank.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import torch
@@ -21,17 +23,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
-from common.model import file_sha256
+from common.model import file_sha256, weights_file
 from common.record import default_name
 
 KEEP = 2  # the newest checkpoints of a run
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+STATE = {  # what state.json holds at least
+    "step": int, "epoch": int, "loss_sum": float, "windows_seen": int, "train_seconds": float, "epochs": list,
+    "scaler": dict, "threshold": (float, int, type(None)), "selection": dict, "experiment": dict,
+}  # fmt: skip
 # Arguments that may differ when a run goes on: they change where or how fast it runs, not what it computes.
 HARMLESS = {
     "accumulation", "attention", "cache_dir", "checkpoint_activations", "compile", "cuda_graphs", "data_name",
-    "deterministic", "dev_file", "device", "eval_tokens", "log_every", "max_tokens_per_device", "model", "model_path",
-    "model_name", "n_best", "profile", "questions", "reduce", "resume", "run_name", "runs_dir", "save_epochs",
-    "save_steps", "score_untrained", "settings", "shard", "train_file", "zero1",
+    "deterministic", "dev_file", "device", "eval_tokens", "hang_minutes", "log_every", "max_tokens_per_device", "model",
+    "model_path", "model_name", "n_best", "profile", "questions", "reduce", "resume", "run_name", "runs_dir",
+    "save_epochs", "save_in_background", "save_minutes", "save_steps", "score_untrained", "settings", "shard",
+    "train_file", "zero1",
 }  # fmt: skip
 
 
@@ -39,28 +46,48 @@ HARMLESS = {
 # The state of model and optimizer
 
 
+def whole_state(model, keep=True):
+    """{name: whole tensor on the CPU} of a model; all ranks take part, and those that do not keep it get Nones."""
+    wholes = ((name, whole(tensor)) for name, tensor in model.state_dict().items())
+    return {name: tensor.cpu() if keep else None for name, tensor in wholes}
+
+
 def whole(tensor):
-    """A tensor on the CPU, put together from all ranks' parts if it is sharded; all ranks take part."""
-    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return full.detach().to("cpu", copy=True).contiguous()
+    """A tensor put together from all ranks' parts if it is sharded; all ranks take part."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
 
 
-def whole_state(model):
-    """{name: whole tensor} of a model; all ranks take part."""
-    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+def training_state(model, optimizer, gather, keep=True, buffers=None):
+    """(weights, moments), each {name: whole tensor on the CPU}; all ranks take part.
 
-
-def training_state(model, optimizer, gather):
-    """(weights, moments), each {name: whole tensor}; all ranks take part. gather: all ranks' values as a list."""
+    gather: all ranks' values as a list. keep: False on ranks that only lend their parts; they get empty dicts.
+    buffers: {name: tensor} kept from save to save, so that the memory, page-locked for CUDA, is made once.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    weights = whole_state(model)
     inner = getattr(optimizer, "optim", optimizer)  # .optim: what ZeRO-1 wraps, a part of the state on each rank
-    moments = {
-        f"{kind}/{names[id(parameter)]}": whole(tensor)
+    shared = inner is not optimizer
+    buffers = {} if buffers is None else buffers
+
+    def copy(name, tensor, keep):
+        tensor = whole(tensor)
+        if keep:
+            if name not in buffers:
+                buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            buffers[name].copy_(tensor, non_blocking=True)
+
+    weights = [(name, tensor, keep) for name, tensor in model.state_dict().items()]
+    moments = [
+        (f"{kind}/{names[id(parameter)]}", tensor, keep or shared)
         for parameter, state in inner.state.items()
         for kind, tensor in state.items()
-    }
-    if inner is not optimizer:
+    ]
+    for one in (*weights, *moments):
+        copy(*one)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    weights = {name: buffers[name] for name, _, kept in weights if kept}
+    moments = {name: buffers[name] for name, _, kept in moments if kept}
+    if shared:
         moments = {name: tensor for part in gather(moments) for name, tensor in part.items()}
     return weights, moments
 
@@ -91,16 +118,57 @@ def load_training_state(model, optimizer, weights, moments, distribute):
 # Folders
 
 
-def write(run, weights, moments, state, args, sets, log):
-    """Write a checkpoint into the RunFolder `run` and remove all but the newest.
+class Saver:
+    """Saves a run's state; rank 0 writes, if wanted in a thread and from a copy, while training goes on.
+
+    As a context manager it waits for the thread at the end.
+    """
+
+    def __init__(self, args, sets, folder, rank, gather, log):
+        """folder: the RunFolder. gather: all ranks' values as a list."""
+        self.folder, self.rank, self.gather, self.log = Path(folder.path) / "checkpoints", rank, gather, log
+        self.in_background, self.experiment = args.save_in_background, experiment(args, sets)
+        self.buffers, self.thread = {}, None
+
+    def save(self, model, optimizer, state):
+        """Save model, optimizer and `state`, a dict whose "step" names the checkpoint; all ranks take part."""
+        self.wait()  # for the buffers
+        weights, moments = training_state(model, optimizer, self.gather, self.rank == 0, self.buffers)
+        if self.rank == 0:
+            state = json.dumps(state | {"experiment": self.experiment})  # now: the thread would see later values
+            work = (self.folder, json.loads(state), weights, moments, self.log)
+            if self.in_background:
+                self.thread = threading.Thread(target=write, args=work)
+                self.thread.start()
+            else:
+                write(*work)
+
+    def wait(self):
+        """Wait until the checkpoint that is being written is whole."""
+        if self.thread:
+            self.thread.join()
+            self.thread = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.wait()
+
+
+def write(folder, state, weights, moments, log):
+    """Write a checkpoint into `folder` and remove all but the newest.
 
     If it cannot be written (a full disk), the run goes on with a warning, and the checkpoints before stay.
     """
-    folder, step = run.path / "checkpoints", state["step"]
-    state = state | {"experiment": experiment(args, sets)}
-    path, new = folder / f"step-{step:08d}", folder / f".step-{step:08d}.tmp"
-    shutil.rmtree(new, ignore_errors=True)
+    path, new = folder / f"step-{state['step']:08d}", folder / f".step-{state['step']:08d}.tmp"
+    if path.exists():
+        with contextlib.suppress(UserError):
+            check(path)
+            return  # a stop during evaluation: nothing has changed since
     try:
+        for left in (path, *folder.glob(".step-*.tmp")):  # damaged; by a kill
+            shutil.rmtree(left, ignore_errors=True)
         new.mkdir(parents=True)
         save_file(weights, new / "model.safetensors")
         save_file(moments, new / "optimizer.safetensors")
@@ -109,15 +177,14 @@ def write(run, weights, moments, state, args, sets, log):
         (new / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
         for name in (*FILES, "manifest.json", "."):
             sync(new / name)
+        new.rename(path)
+        sync(folder)
+        for old in sorted(folder.glob("step-*"))[:-KEEP]:
+            shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(new, ignore_errors=True)
         reason = getattr(error, "strerror", None) or error
-        return log(f"warning: {path}: cannot be written: {reason}; the run goes on, free some space")
-    shutil.rmtree(path, ignore_errors=True)  # a damaged one of the same step
-    new.rename(path)
-    sync(folder)
-    for old in sorted(folder.glob("step-*"))[:-KEEP]:
-        shutil.rmtree(old, ignore_errors=True)
+        log(f"warning: {path}: cannot be written: {reason}; the run goes on, free some space")
 
 
 def sync(path):
@@ -143,12 +210,13 @@ def check(path):
             if (path / name).stat().st_size != told["bytes"] or digest(path / name) != told["sha256"]:
                 raise UserError(f"{path / name}: damaged: it is not what the manifest says")
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        if not isinstance(state, dict) or type(state.get("step")) is not int:
-            raise UserError(f"{path / 'state.json'}: damaged: it names no step")
+        wrong = [name for name, kinds in STATE.items() if not isinstance(state.get(name), kinds)]
+        if wrong:
+            raise UserError(f"{path / 'state.json'}: damaged: not what a run writes: {', '.join(wrong)}")
         return state
     except OSError as error:
         raise UserError(f"{path}: no whole checkpoint: {error.filename}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{path / 'manifest.json'}: damaged: it does not name {', '.join(FILES)}") from None
 
 
@@ -172,9 +240,10 @@ def find(place, log=lambda text: None):
 def read(path):
     """(weights, moments) of a checkpoint that `find` returned."""
     try:
-        return tuple(load_file(Path(path) / name) for name in FILES[:2])
+        weights, moments = (load_file(Path(path) / name) for name in FILES[:2])
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
+    return weights, moments
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -182,21 +251,23 @@ def read(path):
 
 
 def experiment(args, sets):
-    """What a run that goes on must have in common with the one that it continues: arguments and data."""
+    """What a run that goes on must have in common with the one that it continues: arguments, data and first weights."""
+    weights = weights_file(args.model_path)
     arguments = {name: value for name, value in vars(args).items() if name not in HARMLESS}
     data = {name: [questions.sha256, questions.cuts] for name, questions in sets.items()}
+    data["model"] = file_sha256(weights) if weights else args.model_name
     return json.loads(json.dumps({"arguments": arguments, "data": data}))
 
 
 def check_same(path, state, args, sets):
     """UserError with a list of what would make another experiment of the run that `state` is of."""
-    saved, own = state.get("experiment", {}), experiment(args, sets)
-    changed = [
-        f"--{name.replace('_', '-')} {saved.get('arguments', {}).get(name)!r} is now {own['arguments'].get(name)!r}"
-        for name in sorted({*saved.get("arguments", {}), *own["arguments"]})
-        if saved.get("arguments", {}).get(name) != own["arguments"].get(name)
-    ]
-    changed += [f"the {name} data is other" for name, value in own["data"].items() if saved["data"].get(name) != value]
+    saved, own = state["experiment"], experiment(args, sets)
+    changed = []
+    for part, told in (("arguments", "--{0} was {1} and is {2}"), ("data", "{0}: other contents")):
+        before, after = saved.get(part, {}), own[part]
+        for name in sorted({*before, *after}):
+            if before.get(name) != after.get(name):
+                changed.append(told.format(name.replace("_", "-"), before.get(name), after.get(name)))
     if changed:
         raise UserError(f"{path}: of another experiment: {'; '.join(changed)}; start a new run, without --resume")
 
@@ -217,6 +288,9 @@ def resume(args, model, optimizer, sets, rank, gather, log, distribute=lambda te
             raise UserError(f"{place}: no whole checkpoint there; name a run folder or one of its checkpoints")
         return {}
     check_same(path, state, args, sets)
-    load_training_state(model, optimizer, *read(path), distribute)
+    weights, moments = read(path)
+    if weights.keys() != model.state_dict().keys():
+        raise UserError(f"{path}: the weights of another kind of model; start a new run, without --resume")
+    load_training_state(model, optimizer, weights, moments, distribute)
     log(f"going on from {path}: epoch {state['epoch']}, step {state['step']}")
     return state | {"folder": str(path.parent.parent)}

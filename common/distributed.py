@@ -1,5 +1,6 @@
 """What the distributed scripts need beside their loop: ranks, sums, gathers, a way out."""
 
+import datetime
 import gc
 import os
 
@@ -9,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from common.errors import UserError
+from common.interrupts import watchdog
 
 
 def read_ranks():
@@ -22,12 +24,18 @@ def read_ranks():
         ) from None
 
 
-def start(device):
-    """Make the process group: NCCL on GPUs, gloo on CPUs; all ranks take part."""
+def start(device, hang_minutes):
+    """Make the process group: NCCL on GPUs, gloo on CPUs; all ranks take part.
+
+    From here on a rank that makes no progress for so many minutes ends the run and shows where each rank stands; the
+    group's own time limit, which does not, comes later.
+    """
+    watchdog.watch(int(os.environ["RANK"]), 60 * hang_minutes)
+    limit = datetime.timedelta(minutes=2 * hang_minutes + 1)
     if device.type == "cuda":
-        dist.init_process_group("nccl", device_id=device)
+        dist.init_process_group("nccl", device_id=device, timeout=limit)
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=limit)
 
 
 def sharding_mesh(shard, device):
@@ -82,3 +90,4 @@ def finish():
         torch.cuda.synchronize()
     dist.barrier()
     dist.destroy_process_group()
+    watchdog.rest()

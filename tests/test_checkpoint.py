@@ -3,10 +3,9 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import forking
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,6 +14,7 @@ from tiny import ROOT, minilm_tokenizer, save_network
 
 from common import checkpoint
 from common.errors import UserError
+from common.record import RunFolder, process_begun
 
 WAYS = {  # name: (script, ranks, options)
     "baseline": ("baseline.py", 1, []),
@@ -39,19 +39,13 @@ def setting(tmp_path_factory):
     return folder, options  # 8 steps an epoch
 
 
-def launch(way, setting, name, *options, fails=False):
-    """Run a way to train into the run folder `name`; its output."""
+def launch(way, setting, name, *options, fails=False, before=""):
+    """Run a way to train into the run folder `name`; its output. before: see forking.Server.start."""
     script, ranks, own = WAYS[way]
-    command = [sys.executable, script]
-    if ranks > 1:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, *setting[1], *own, *options, "--run-name", name],
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert (done.returncode != 0) == fails, done.stdout[-2000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
+    arguments = [*setting[1], *own, "--run-name", name, *options]
+    status, output = forking.server().run(script, ranks, arguments, before=before)
+    assert any(status) == fails, f"{status}\n{output[-5000:]}"
+    return output
 
 
 def results(setting, name):
@@ -69,29 +63,25 @@ def undisturbed(way, setting):
     return results(setting, name)
 
 
+# The run ends by its own hand after the checkpoint: as a kill does, without a word to the record.
+END_AT = """
+import os
+from common import runtime
+
+def ending(self, ends=runtime.Monitor.saving_ends):
+    ends(self)
+    if rank == 0 and self.folder.record["attempts"][-1]["steps"] == {step}:
+        os._exit(9)
+
+runtime.Monitor.saving_ends = ending
+"""
+
+
 def stopped_at(way, setting, step):
-    """A copy of a run folder as it was right after the checkpoint of this step."""
+    """The name of a run folder as it was right after the checkpoint of this step."""
     name = f"{way} to {step}".replace(" ", "-")
-    keep = setting[0] / f"{name}.kept"
-    script = keep.with_suffix(".py")
-    source = (ROOT / WAYS[way][0]).read_text()
-    # The run ends by its own hand after the checkpoint: as a kill does, without a word to the record.
-    marker = "        monitor.saving_ends()\n"
-    assert source.count(marker) == 1
-    script.write_text(
-        source.replace(
-            marker, f"{marker}        if step == {step} and rank == 0:\n            __import__('os')._exit(9)\n"
-        )
-    )
-    WAYS["stopped"] = (str(script), *WAYS[way][1:])
-    env_path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(ROOT)
-    try:
-        launch("stopped", setting, name, "--save-steps", str(step), "--save-epochs", "1", fails=True)
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if env_path:
-            os.environ["PYTHONPATH"] = env_path
+    options = ["--save-steps", step, "--save-epochs", "1"]
+    launch(way, setting, name, *options, fails=True, before=END_AT.format(step=step))
     return name
 
 
@@ -157,8 +147,8 @@ def test_another_strategy_goes_on_with_the_same_batches(setting, before, after):
 @pytest.mark.parametrize(
     "options, told",
     [
-        (["--learning-rate", "2e-3"], "--learning-rate 0.001 is now 0.002"),
-        (["--max-train-examples", "50"], "train data"),
+        (["--learning-rate", "2e-3"], "--learning-rate was 0.001 and is 0.002"),
+        (["--max-train-examples", "50"], "train: other contents"),
     ],
 )
 def test_another_experiment_is_refused(setting, options, told):
@@ -170,14 +160,18 @@ def test_another_experiment_is_refused(setting, options, told):
     assert told in output and "Traceback" not in output
 
 
+STATE = {"epoch": 1, "loss_sum": 0.0, "windows_seen": 0, "train_seconds": 0.0, "epochs": [], "scaler": {}}
+STATE |= {"threshold": None, "selection": {}, "experiment": {}}
+
+
 @pytest.fixture
 def kept(tmp_path):
     """Two checkpoints on disk."""
-    run = type("Run", (), {"path": tmp_path})
     for step in (1, 2, 3):
         tensors = {"a": torch.full((3,), float(step))}
-        args = type("Args", (), {})()
-        checkpoint.write(run, tensors, {"step/a": torch.tensor(1.0)}, {"step": step}, args, {}, print)
+        checkpoint.write(
+            tmp_path / "checkpoints", STATE | {"step": step}, tensors, {"step/a": torch.tensor(1.0)}, print
+        )
     return tmp_path
 
 
@@ -211,9 +205,8 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(kept, damage):
 
 def test_what_cannot_be_written_leaves_the_others(kept):
     said = []
-    run = type("Run", (), {"path": kept})
     (kept / "checkpoints" / ".step-00000004.tmp").write_text("in the way")
-    checkpoint.write(run, {}, {}, {"step": 4}, type("Args", (), {})(), {}, said.append)
+    checkpoint.write(kept / "checkpoints", STATE | {"step": 4}, {}, {}, said.append)
     assert checkpoint.find(kept)[1]["step"] == 3 and "the run goes on" in said[0]
 
 
@@ -225,10 +218,8 @@ def test_no_pickle_anywhere(kept):
 
 
 def test_running_jobs_keep_their_lock(setting, tmp_path):
-    from common.record import RunFolder
-
     (tmp_path / "run").mkdir()
-    lock = {"host": os.uname().nodename, "pid": os.getpid(), "job_id": None}
+    lock = {"host": os.uname().nodename, "pid": os.getpid(), "begun": process_begun(os.getpid()), "job_id": None}
     (tmp_path / "run" / "lock").write_text(json.dumps(lock))
     with pytest.raises(UserError, match="taken by the run"):
         RunFolder(tmp_path, "run", resume=True)
