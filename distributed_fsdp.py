@@ -138,9 +138,10 @@ def main():
     model.train()
     first, split = [trainable[: args.batch_size]], (args.accumulation, args.max_tokens_per_device)
     shares = next(pack_steps(features["train"], first, rank, world_size, *split, fixed_shapes=args.compile))
-    for batch in [shares[0].to(device)] * 2:
-        (0 * span_loss(*model(batch), batch)).backward()
-        optimizer.zero_grad()
+    with runtime.memory_for(shares):
+        for batch in [shares[0].to(device)] * 2:
+            (0 * span_loss(*model(batch), batch)).backward()
+            optimizer.zero_grad()
     # All ranks take part; {} in a new run.
     saved = checkpoint.resume(args, model, optimizer, sets, rank, gather, log, distributed.part_of)
     step = saved.get("step", 0)

@@ -63,7 +63,8 @@ def training_state(model, optimizer, gather, keep=True, buffers=None):
     gather: all ranks' values as a list. keep: False on ranks that only lend their parts; they get empty dicts.
     buffers: {name: tensor} kept from save to save, so that the memory, page-locked for CUDA, is made once.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    weights = [(name, tensor, keep) for name, tensor in model.state_dict().items()]  # FSDP shards its weights here,
+    names = {id(parameter): name for name, parameter in model.named_parameters()}  # which evaluation leaves whole
     inner = getattr(optimizer, "optim", optimizer)  # .optim: what ZeRO-1 wraps, a part of the state on each rank
     shared = inner is not optimizer
     buffers = {} if buffers is None else buffers
@@ -75,7 +76,6 @@ def training_state(model, optimizer, gather, keep=True, buffers=None):
                 buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             buffers[name].copy_(tensor, non_blocking=True)
 
-    weights = [(name, tensor, keep) for name, tensor in model.state_dict().items()]
     moments = [
         (f"{kind}/{names[id(parameter)]}", tensor, keep or shared)
         for parameter, state in inner.state.items()

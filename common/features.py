@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import time
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -21,7 +22,7 @@ import numpy as np
 from common import squad
 from common.errors import UserError
 
-CACHE_FORMAT = 3  # raise it when the meaning of the arrays changes: older caches are then built anew
+CACHE_FORMAT = 4  # raise it when the meaning of the arrays changes: older caches are then built anew
 
 ARRAYS = {  # what one cache folder holds
     "input_ids": np.int32,  # [T] tokens of all windows, end to end
@@ -386,6 +387,8 @@ def prepare(questions, tokenizer, max_length, overlap, cache_dir, log=print, bui
             print(f"still waiting for local rank 0 to leave {folder}", file=sys.stderr, flush=True)
             waiting = time.monotonic()
     if features is None:
+        if folder.exists():
+            log(f"warning: {folder}: damaged, built anew")
         started = time.perf_counter()
         with temporary_folder(folder) as temporary:  # before the work: if nothing can be written, that is told at once
             features = build(questions.data, tokenizer, max_length, overlap, log)
@@ -404,12 +407,17 @@ def read_cache(folder):
     try:
         meta = json.loads((folder / "meta.json").read_text())
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-        shapes = meta.pop("shapes")
-        if any(list(arrays[name].shape) != shapes[name] or arrays[name].dtype != kind for name, kind in ARRAYS.items()):
+        told = meta.pop("arrays")
+        if any(arrays[name].dtype != kind or summary(arrays[name]) != told[name] for name, kind in ARRAYS.items()):
             return None
         return Features(**arrays, **meta)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError):
         return None
+
+
+def summary(array):
+    """What tells a whole array from a damaged one: its shape, and a checksum of its bytes."""
+    return [list(array.shape), zlib.crc32(np.ascontiguousarray(array).data.cast("B") if array.size else b"")]
 
 
 @contextmanager
@@ -432,7 +440,7 @@ def write_cache(temporary, folder, features):
         for name in ARRAYS:
             np.save(temporary / f"{name}.npy", getattr(features, name))
         meta = {name: getattr(features, name) for name in ("token_type", "pad_id", "max_length", "meta")}
-        meta["shapes"] = {name: list(getattr(features, name).shape) for name in ARRAYS}
+        meta["arrays"] = {name: summary(getattr(features, name)) for name in ARRAYS}
         (temporary / "meta.json").write_text(json.dumps(meta))
         if read_cache(folder) is None:
             if folder.exists():  # damaged or of another format: moved away whole, then removed with `temporary`

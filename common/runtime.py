@@ -235,6 +235,20 @@ def synchronize(device):
         torch.cuda.synchronize(device)
 
 
+@contextlib.contextmanager
+def memory_for(micro_batches):
+    """Turn running out of memory on these PackedBatches into one line that says what takes less."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        tokens = max(len(batch.input_ids) for batch in micro_batches)
+        less = max(tokens // 2 // 64 * 64, micro_batches[0].max_length)
+        way = "`--checkpoint-activations` takes less"
+        if less < tokens:
+            way = f"`--max-tokens-per-device {less}` splits each step further and leaves the experiment the same"
+        raise UserError(f"out of memory on a micro-step of {tokens} tokens: {way}") from None
+
+
 class Progress:
     """A tqdm bar on a terminal; elsewhere one line every `every` seconds, as a log file wants it."""
 

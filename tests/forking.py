@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 SERVER = """
-import json, os, runpy, signal, sys, time
+import contextlib, json, os, runpy, signal, sys, time
 import torch, transformers, pandas, torch.utils.tensorboard, torch.distributed.fsdp, torch.distributed.optim
 from transformers.models.bert import modeling_bert
 from tensorboard.backend.event_processing import event_file_loader
@@ -58,15 +58,25 @@ for line in sys.stdin:
             rank_process(job, rank)
         running[pid] = rank
     print(json.dumps(list(running)), flush=True)
-    status = [None] * job["ranks"]
+    status, ending = [None] * job["ranks"], None
     while running:
         pid, code = os.wait()
+        if pid not in running:
+            continue
         rank = running.pop(pid)
         status[rank] = os.waitstatus_to_exitcode(code)
-        if status[rank]:
-            for other in running:
-                os.kill(other, signal.SIGKILL)
+        if status[rank] and running and not ending:
+            ending = os.fork()  # as torchrun does: a while to end by themselves, then SIGKILL
+            if not ending:
+                time.sleep(3)
+                for other in running:
+                    os.kill(other, signal.SIGKILL)
+                os._exit(0)
     print(json.dumps(status), flush=True)
+    if ending:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(ending, signal.SIGKILL)
+            os.waitpid(ending, 0)
 """
 
 

@@ -26,6 +26,7 @@ CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}({address})
 SlurmctldPort={ports[0]}
+FirstJobId={first_job}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
@@ -190,7 +191,12 @@ class Cluster:
         host = socket.gethostname().split(".")[0]
         (self.folder / "slurm.conf").write_text(
             CONFIGURATION.format(
-                host=host, address="127.0.0.1", user=getpass.getuser(), folder=self.folder, ports=free_ports(3)
+                host=host,
+                address="127.0.0.1",
+                user=getpass.getuser(),
+                folder=self.folder,
+                ports=free_ports(3),
+                first_job=1 + os.getpid() % 20000,  # ports follow from it: there may be other clusters
             )
         )
         (self.folder / "gres.conf").write_text(GPUS)
@@ -222,6 +228,16 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+
+
+def hurry(job):
+    """Let a job start that has gone back into the queue, where Slurm would leave it for two minutes.
+
+    Not at once: the last start's credential is revoked for the second that it ended in.
+    """
+    time.sleep(2.5)
+    command = ["scontrol", "update", f"JobId={job.number}", "StartTime=now"]
+    subprocess.run(command, env=job.cluster.environment, capture_output=True)  # refused if it runs by now
 
 
 def require():

@@ -5,105 +5,34 @@ import os
 import shutil
 from pathlib import Path
 
-import forking
 import pytest
+import short_runs
 import torch
-from safetensors.torch import load_file
-from squad_dir import squad_file
-from tiny import ROOT, minilm_tokenizer, save_network
+from short_runs import WAYS, launch, record, results, same, stopped_at, undisturbed
+from tiny import ROOT
 
 from common import checkpoint
 from common.errors import UserError
 from common.record import RunFolder, process_begun
 
-WAYS = {  # name: (script, ranks, options)
-    "baseline": ("baseline.py", 1, []),
-    "accumulation": ("baseline.py", 1, ["--accumulation", "3"]),
-    "ddp 3": ("distributed_ddp.py", 3, []),
-    "ddp 4": ("distributed_ddp.py", 4, []),
-    "zero1": ("distributed_ddp.py", 2, ["--zero1"]),
-    "zero2": ("distributed_fsdp.py", 2, ["--shard", "zero2"]),
-    "zero3": ("distributed_fsdp.py", 2, ["--shard", "zero3"]),
-}
 
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def setting(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoints")
-    save_network(folder / "model")
-    minilm_tokenizer().save_pretrained(folder / "model")
-    dev = str(squad_file("dev-v1.1.json.gz"))
-    options = ["--train-file", dev, "--dev-file", dev, "--max-train-examples", "60", "--max-dev-examples", "9"]
-    options += ["--batch-size", "8", "--epochs", "2", "--dropout", "0.1", "--learning-rate", "1e-3", "--device", "cpu"]
-    options += ["--model", str(folder / "model"), "--cache-dir", str(folder / "cache"), "--runs-dir", str(folder)]
-    return folder, options  # 8 steps an epoch
-
-
-def launch(way, setting, name, *options, fails=False, before=""):
-    """Run a way to train into the run folder `name`; its output. before: see forking.Server.start."""
-    script, ranks, own = WAYS[way]
-    arguments = [*setting[1], *own, "--run-name", name, *options]
-    status, output = forking.server().run(script, ranks, arguments, before=before)
-    assert any(status) == fails, f"{status}\n{output[-5000:]}"
-    return output
-
-
-def results(setting, name):
-    run = setting[0] / name
-    record = json.loads((run / "run.json").read_text())
-    epochs = [{key: epoch[key] for key in ("train_loss", "f1", "dev_loss")} for epoch in record["epochs"]]
-    return load_file(run / "model" / "model.safetensors"), (run / "predictions.json").read_text(), epochs
-
-
-def undisturbed(way, setting):
-    """The results of a whole run of this way, which leaves a checkpoint of each step behind in `kept`."""
-    name = f"whole {way}".replace(" ", "-")
-    if not (setting[0] / name).exists():
-        launch(way, setting, name)
-    return results(setting, name)
-
-
-# The run ends by its own hand after the checkpoint: as a kill does, without a word to the record.
-END_AT = """
-import os
-from common import runtime
-
-def ending(self, ends=runtime.Monitor.saving_ends):
-    ends(self)
-    if rank == 0 and self.folder.record["attempts"][-1]["steps"] == {step}:
-        os._exit(9)
-
-runtime.Monitor.saving_ends = ending
-"""
-
-
-def stopped_at(way, setting, step):
-    """The name of a run folder as it was right after the checkpoint of this step."""
-    name = f"{way} to {step}".replace(" ", "-")
-    options = ["--save-steps", step, "--save-epochs", "1"]
-    launch(way, setting, name, *options, fails=True, before=END_AT.format(step=step))
-    return name
-
-
-def same(ours, theirs):
-    assert ours[1] == theirs[1] and ours[2] == theirs[2]
-    assert ours[0].keys() == theirs[0].keys()
-    assert all(torch.equal(ours[0][key], theirs[0][key]) for key in theirs[0])
+    return short_runs.prepare(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_resuming_mid_epoch_is_exact(setting, way):
     expected = undisturbed(way, setting)
     name = stopped_at(way, setting, 5)
-    assert json.loads((setting[0] / name / "run.json").read_text())["status"] == "running"
+    assert record(setting, name)["status"] == "running"
     output = launch(way, setting, name, "--resume")
     assert "going on from" in output and "step 5" in output
     same(results(setting, name), expected)
-    record = json.loads((setting[0] / name / "run.json").read_text())
-    assert record["status"] == "finished" and len(record["attempts"]) == 2
+    assert record(setting, name)["status"] == "finished" and len(record(setting, name)["attempts"]) == 2
 
 
-@pytest.mark.parametrize("step", [8, 11, 16])
+@pytest.mark.parametrize("step", [8, 11, 16])  # an epoch's end, the second epoch, after the last step
 def test_resuming_at_an_epochs_end_and_in_the_second(setting, step):
     expected = undisturbed("baseline", setting)
     name = stopped_at("baseline", setting, step)
