@@ -450,6 +450,7 @@ class Monitor:
         self.steady += took
         self.last_read += took
         self.save_wanted, self.last_save = False, time.monotonic()
+        self.folder.record["attempts"][-1].setdefault("saving_seconds", []).append(took)
         self.writer and self.writer.flush()
         watchdog.beat()
 

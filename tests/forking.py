@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 SERVER = """
-import contextlib, json, os, runpy, signal, sys, time
+import atexit, contextlib, json, os, runpy, signal, sys, time
 import torch, transformers, pandas, torch.utils.tensorboard, torch.distributed.fsdp, torch.distributed.optim
 from transformers.models.bert import modeling_bert
 from tensorboard.backend.event_processing import event_file_loader
@@ -46,6 +46,7 @@ def rank_process(job, rank):
     except BaseException:
         import traceback
         traceback.print_exc()
+    atexit._run_exitfuncs()
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(status)
 

@@ -196,7 +196,7 @@ class Cluster:
                 user=getpass.getuser(),
                 folder=self.folder,
                 ports=free_ports(3),
-                first_job=1 + os.getpid() % 20000,  # ports follow from it: there may be other clusters
+                first_job=1 + 7919 * os.getpid() % 20000,  # ports follow from it: there may be other clusters
             )
         )
         (self.folder / "gres.conf").write_text(GPUS)

@@ -3,12 +3,16 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import forking
 import pytest
 import short_runs
 import torch
 from short_runs import WAYS, launch, record, results, same, stopped_at, undisturbed
+from tiny import ROOT
 
 from common import checkpoint
 from common import record as records
@@ -47,8 +51,19 @@ def request(monitor, *_):
     (monitor.folder.path / "stop").touch()
 """
 
+UNTRAINED = """
+from common import args
+resolve = args.resolve
+def scoring(parser):
+    found = resolve(parser)
+    found.score_untrained = True
+    return found
+args.resolve = scoring
+"""
+
 STOPS = {  # where: (what is done there, what is said of the step)
     "SIGTERM to one rank in training": ("at(runtime.Monitor, 'step', 5, [1], terminate)", "at step 5;"),
+    "a file before the first step": (UNTRAINED + "at(runtime.Monitor, 'must_stop', 1, [0], request)", "at step 0;"),
     "a file in training": ("at(runtime.Monitor, 'step', 11, [0], request)", "at step 11;"),
     "a file in evaluation": ("at(runtime.Monitor, 'must_stop', 2, [0], request)", "at step 8;"),
     "SIGTERM to all in evaluation": ("at(runtime.Monitor, 'must_stop', 3, [0, 1, 2], terminate)", "at step 16;"),
@@ -67,6 +82,39 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_exactly(setting, where):
     launch(way, setting, name, "--resume")
     assert record(setting, name)["status"] == "finished"
     same(results(setting, name), undisturbed(way, setting))
+
+
+def test_a_request_during_preparation_is_kept(setting):
+    (setting[0] / "asked-early").mkdir()
+    (setting[0] / "asked-early" / "stop").touch()
+    output = launch("baseline", setting, "asked-early")
+    assert "stopped as asked, at step 1;" in output
+    launch("baseline", setting, "asked-early", "--resume")
+    same(results(setting, "asked-early"), undisturbed("baseline", setting))
+
+
+def test_sigterm_to_torchrun_saves_in_time(setting):
+    arguments = [*setting[1], "--run-name", "terminated", "--epochs", "1000"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "distributed_ddp.py",
+    ]
+    command = [*torchrun, "distributed_ddp.py", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        for line in run.stdout:
+            if line.startswith("epoch 2: "):
+                break
+        run.terminate()
+        asked = time.monotonic()
+        output = run.stdout.read()
+    assert time.monotonic() - asked < 25 and "stopped as asked, at step" in output
+    assert record(setting, "terminated")["status"] == "preempted"
+    _, state = checkpoint.find(setting[0] / "terminated")
+    assert state["step"] == record(setting, "terminated")["attempts"][0]["steps"] >= 16
 
 
 def test_sigterm_before_training_ends_at_once(setting):
