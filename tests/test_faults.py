@@ -95,14 +95,7 @@ def test_a_request_during_preparation_is_kept(setting):
 
 def test_sigterm_to_torchrun_saves_in_time(setting):
     arguments = [*setting[1], "--run-name", "terminated", "--epochs", "1000"]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "distributed_ddp.py",
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, "distributed_ddp.py", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
         for line in run.stdout:
