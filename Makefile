@@ -39,7 +39,7 @@ test: .venv/installed ## run the tests (SQUAD_DIR=folder for those on SQuAD itse
 style: .venv/installed ## check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/shellcheck -x run_baseline.sh run_distributed.sh slurm/launch.sh
+	$(BIN)/shellcheck -x run_baseline.sh run_distributed.sh slurm/launch.sh benchmarks/reproductions.sh
 
 fetch: .venv/installed ## download SQuAD v1.1 and BERT-base (on a machine with network)
 	$(BIN)/python -m tools.fetch squad-v1.1 bert-base-uncased
@@ -47,7 +47,8 @@ fetch: .venv/installed ## download SQuAD v1.1 and BERT-base (on a machine with n
 audit: .venv/installed ## what is in a SQuAD file (FILE=…)
 	$(BIN)/python -m tools.audit $(FILE)
 
-tensorboard: .venv/installed ## curves of all runs at http://localhost:6006
+tensorboard: .venv/installed ## curves of all runs at http://localhost:6006/?smoothing=0
+	@echo "open http://localhost:6006/?smoothing=0 (without it TensorBoard shows smoothed figures, not the epochs' own)"
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
 
 report: .venv/installed ## tables and figures of all runs in report/ (RUNS="folders", ARGS="--f1 80")

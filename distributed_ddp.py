@@ -26,7 +26,7 @@ from common.evaluation import (
     tune_threshold,
     write_results,
 )
-from common.features import load_tokenizer, prepare, trainable_windows
+from common.features import load_tokenizer, prepare, trainable_windows, vocabulary_size
 from common.graphs import StepGraphs
 from common.model import compile_layers, compute_in, load_model, parameter_groups, save_model, span_loss
 from common.record import RunFolder, describe, model_settings
@@ -114,7 +114,7 @@ def main():
         args.attention,
         args.dropout,
         args.attention_dropout,
-        vocabulary=len(tokenizer),
+        vocabulary=vocabulary_size(tokenizer),
         needs_head=bool(args.evaluate_only),
         log=log,
     ).to(device)

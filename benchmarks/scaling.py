@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from common import errors
-from common.args import Parser, above_zero, positive
+from common.args import above_zero, positive
 from common.record import environment, write_json
 from tools.allreduce import ring_seconds
 
@@ -22,7 +22,7 @@ STRATEGIES = ("ddp", "fsdp-zero2", "fsdp-zero3")
 
 
 def build_parser():
-    parser = Parser(prog="benchmarks.scaling", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.Parser(prog="python -m benchmarks.scaling", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("output", help="JSON with all figures; also prints the tables")
     parser.add_argument("--gpus", type=positive, nargs="+", default=[1, 2, 4])
     parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))

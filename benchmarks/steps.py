@@ -11,6 +11,7 @@ import argparse
 import collections
 import functools
 import gc
+import itertools
 import json
 import os
 import re
@@ -20,67 +21,64 @@ import time
 import torch
 
 import baseline
-from common import runtime
+from benchmarks.workload import add_workload, build_network, load_windows
+from common import errors, runtime
+from common.args import positive, whole
 from common.batches import pack_steps, plan_epoch, prefetch
-from common.features import load_tokenizer, prepare, trainable_windows
+from common.errors import UserError
+from common.features import trainable_windows
 from common.graphs import WARMUP, StepGraphs
 from common.model import (
     SpanModel,
     compile_layers,
     compute_in,
     encoder_layers,
-    find_model,
     flops_per_token,
     parameter_groups,
     register_attention,
+    use_attention,
 )
 from common.profiler import device_kernels, shares, shares_table
-from common.squad import QuestionSet, default_files, find_file
 
-SHAPES = {  # BERT as published
-    "bert-base": {},
-    "bert-large": {
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-    },
-    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128},
-}
+STRATEGIES = ("baseline", "ddp", "fsdp-zero2", "fsdp-zero3")
 
 
 def build_parser():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--strategy", nargs="+", default=["baseline"], help="baseline, ddp, fsdp-zero2, fsdp-zero3")
-    parser.add_argument("--batch-size", nargs="+", type=int, default=[8, 32, 192], help="global")
-    parser.add_argument("--shape", choices=SHAPES, default="bert-base")
-    parser.add_argument("--train-file", help="default: SQuAD v1.1 if fetched, else the sample")
-    parser.add_argument("--tokenizer", help="model folder; default: the scripts' default model")
-    parser.add_argument("--cache-dir", default="cache")
-    parser.add_argument("--precision", default="auto")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--steps", type=int, default=50, help="timed steps")
-    parser.add_argument("--warmup", type=int, default=60, help="steps before the first timing")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = errors.Parser(prog="python -m benchmarks.steps", description=__doc__.split("\n")[0])
+    parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, default=["baseline"])
+    parser.add_argument("--batch-size", nargs="+", type=positive, default=[8, 32, 192], help="global")
+    add_workload(parser)
+    parser.add_argument("--precision", choices=["auto", "fp32", "tf32", "bf16", "fp16"], default="auto")
+    parser.add_argument("--attention", choices=["auto", "fused", "flash", "sdpa"], default="auto")
+    parser.add_argument("--steps", type=positive, default=50, help="timed steps")
+    parser.add_argument("--warmup", type=whole, default=60, help="steps before the first timing")
+    parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction)
     parser.add_argument(
         "--profile", action="store_true", help="print the shares and the largest kernels of a few steps"
     )
-    parser.set_defaults(attention="auto", attention_dropout=0.0, deterministic=False, eval_tokens=None)
+    parser.set_defaults(attention_dropout=0.0, deterministic=False, eval_tokens=None)
     return parser
+
+
+def whole_batches(features, batch_size):
+    """Global batches of one epoch after the other, without the smaller one at an epoch's end."""
+    windows = trainable_windows(features)
+    if batch_size > len(windows):
+        raise UserError(f"--batch-size {batch_size} is more than the {len(windows)} windows there are")
+    for epoch in itertools.count():
+        yield from (batch for batch in plan_epoch(windows, batch_size, 0, epoch) if len(batch) == batch_size)
 
 
 class Setting:
     """One strategy at one batch size, ready to step."""
 
     def __init__(self, strategy, batch_size, args, features, device, rank, world_size):
-        from transformers import BertConfig, BertForQuestionAnswering
-
         self.strategy, self.batch_size, self.features, self.device = strategy, batch_size, features, device
-        config = BertConfig(**SHAPES[args.shape], attn_implementation="packed", attention_probs_dropout_prob=0.0)
-        torch.manual_seed(0)
-        self.model = model = SpanModel(BertForQuestionAnswering(config), args.attention).to(device)
+        network = build_network(args.shape, attn_implementation="packed", attention_probs_dropout_prob=0.0)
+        self.model = model = SpanModel(network, "sdpa").to(device)
+        use_attention(model, args.attention)
         self.flops = flops_per_token(model, features.lengths)
         compute_in(model, runtime.HALF.get(args.precision))
         if args.compile:
@@ -111,17 +109,22 @@ class Setting:
         scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
         step = functools.partial(train_step, trained, optimizer, scaler, 1.0, device, world_size)
         self.run_step, self.scheduler = StepGraphs(step, device, args.cuda_graphs), scheduler
-        plan = [
-            windows
-            for epoch in range(100)
-            for windows in plan_epoch(trainable_windows(features), batch_size, 0, epoch)
-            if len(windows) == batch_size
-        ][: args.warmup + args.repeats * args.steps + 10]
-        self.plan = iter(plan)
-        self.micro_batches = prefetch(
-            pack_steps(features, plan, rank, world_size, 1, None, fixed_shapes=args.compile), device
+        self.plan = whole_batches(features, batch_size)
+        steps = pack_steps(
+            features, whole_batches(features, batch_size), rank, world_size, 1, None, fixed_shapes=args.compile
         )
+        self.micro_batches = prefetch(steps, device)
         self.done = 0
+
+    def step(self):
+        """One optimizer step as the scripts' loops do it; returns its tokens."""
+        windows = next(self.plan)
+        runtime.seed_dropout(0, self.done, 0)
+        self.run_step(next(self.micro_batches), len(windows))
+        self.scheduler.get_last_lr()
+        self.scheduler.step()
+        self.done += 1
+        return int(self.features.lengths[windows].sum())
 
     def run(self, steps):
         """(seconds, tokens) of so many steps; waits for the device before and after."""
@@ -129,13 +132,7 @@ class Setting:
         runtime.synchronize(self.device)
         begin = time.perf_counter()
         for _ in range(steps):
-            windows = next(self.plan)
-            tokens += int(self.features.lengths[windows].sum())
-            runtime.seed_dropout(0, self.done, 0)
-            self.run_step(next(self.micro_batches), len(windows))
-            self.scheduler.get_last_lr()
-            self.scheduler.step()
-            self.done += 1
+            tokens += self.step()
         runtime.synchronize(self.device)
         return time.perf_counter() - begin, tokens
 
@@ -167,9 +164,7 @@ def main():
         args.warmup = max(args.warmup, 2 * WARMUP)  # so that most shapes have their graph
     register_attention()
     log = runtime.printer(rank)
-    tokenizer = load_tokenizer(find_model(args.tokenizer)[0])
-    questions = QuestionSet(find_file(args.train_file or default_files()[0]))
-    features = prepare(questions, tokenizer, 384, 128, args.cache_dir, log, builds=local_rank == 0)
+    features = load_windows(args, log, builds=local_rank == 0)[-1]
     if distributed_run:
         distributed.start(device)
     for batch_size in args.batch_size:
@@ -191,9 +186,11 @@ def main():
             log(
                 json.dumps(
                     {
+                        "device": runtime.device_name(device),
                         "shape": args.shape,
                         "strategy": strategy,
                         "ranks": world_size,
+                        "attention": setting.model.attention,
                         "batch_size": batch_size,
                         "windows_per_second": [round(f(speeds)) for f in (statistics.median, min, max)],
                         "ms_a_step": round(1000 * batch_size / statistics.median(speeds), 2),
@@ -217,4 +214,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    errors.run(main)

@@ -3,13 +3,14 @@
 import argparse
 import math
 import os
+import sys
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import Parser, UserError
 from common.features import question_limit
 from common.model import MINILM, find_model, load_config, positions
 from common.record import check_free
-from common.squad import ROOT, default_files
+from common.squad import ROOT, default_files, question_sets
 
 # The recipe of the bundled sample, where the user gives none of his own: it is too small for BERT's.
 DEFAULTS = {"batch_size": 32, "learning_rate": 5e-5}
@@ -23,13 +24,6 @@ class HelpFormatter(argparse.HelpFormatter):
     def _get_help_string(self, action):
         told = action.default in (None, argparse.SUPPRESS) or action.default is False or "default" in action.help
         return action.help if told else f"{action.help} (default: %(default)s)"
-
-
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
-
-    def error(self, message):
-        raise UserError(f"{message} (`python {self.prog} --help` explains all options)")
 
 
 def number(kind, least, below, what):
@@ -49,6 +43,7 @@ def number(kind, least, below, what):
 
 share_of_one = number(float, 0, 1, "a fraction from 0 to less than 1")
 positive = number(int, 1, 2**31, "a whole number from 1")
+few = number(int, 1, 1001, "a whole number from 1 to 1000")
 whole = number(int, 0, 2**31, "a whole number from 0")
 seed = number(int, 0, 2**63, "a whole number from 0 to 2**63 - 1")
 not_negative = number(float, 0, float("inf"), "a number from 0")
@@ -85,7 +80,7 @@ def build_parser(description):
         "--attention-dropout", type=share_of_one, default=0.0, help="above 0 needs and selects sdpa attention"
     )
     model.add_argument(
-        "--attention", choices=["auto", "flash", "triton", "sdpa"], default="auto", help="attention backend"
+        "--attention", choices=["auto", "fused", "flash", "sdpa"], default="auto", help="attention backend"
     )
 
     training = parser.add_argument_group("training")
@@ -139,7 +134,7 @@ def build_parser(description):
 
     evaluation = parser.add_argument_group("evaluation")
     evaluation.add_argument("--max-answer-tokens", type=positive, help="longest answer, in tokens; default: 30")
-    evaluation.add_argument("--n-best", type=positive, default=20, help="answers kept for each question")
+    evaluation.add_argument("--n-best", type=few, default=20, help="answers kept for each question")
     evaluation.add_argument(
         "--tune-fraction",
         type=share_of_one,
@@ -173,6 +168,7 @@ def build_parser(description):
         "--hang-minutes", type=above_zero, default=10, help="end a distributed run that makes no progress for so long"
     )
     run.add_argument("--log-every", type=positive, default=50, help="steps between readings of loss and norm")
+    run.add_argument("--dry-run", action="store_true", help="print all arguments, check that files are there, and end")
     return parser
 
 
@@ -220,7 +216,19 @@ def resolve(parser, argv=None):
     if args.resume == "auto" and not (args.run_name or os.environ.get("SLURM_JOB_ID")):
         raise UserError("--resume: of which run? Add --run-name NAME to go on in its folder, or say --resume runs/NAME")
     check_free(args.runs_dir, args.run_name, taken_over=args.resume == "auto")
+    if args.dry_run:
+        show(args)
+        sys.exit(0)
     return args
+
+
+def show(args):
+    """Print what a run would be, on its first rank; UserError if a data file is missing. Nothing is written."""
+    question_sets(**args.questions)
+    if os.environ.get("RANK", "0") == "0":
+        files = {name: args.questions[name] for name in ("train_file", "dev_file")}
+        given = {n: v for n, v in (vars(args) | files).items() if n not in ("questions", "settings", "dry_run")}
+        print("\n".join([banner(args), "arguments:", *(f"  {name}: {value}" for name, value in given.items())]))
 
 
 def check_combinations(args):

@@ -4,6 +4,7 @@ Everything here is a pure function of lengths, sizes and seeds: no files, no mod
 """
 
 import heapq
+import math
 import queue
 import threading
 from dataclasses import dataclass, fields, replace
@@ -109,10 +110,10 @@ class PackedBatch:
 def capacity(tokens, windows, max_length):
     """(T, B) that hold each of several packs of these tokens and windows (lists), rounded up so that few shapes occur.
 
-    T is rounded up by at most a thirty-second of itself, or 256 tokens; B to a multiple of 16 that leaves room for the
-    filling windows, which hold 1 to max_length tokens each.
+    T is a multiple of a power of 2 that batches of so many windows spread over about 15 times: 64 tokens for 8 windows,
+    256 for 192. B is a multiple of 16 that leaves room for the filling windows, which hold 1 to max_length tokens each.
     """
-    step = max(256, 2 ** (max(*tokens, 1).bit_length() - 6))
+    step = max(64, 2 ** int(math.log2(max(*tokens, 1) / (6 * math.sqrt(max(*windows, 1))))))
     room = -(-max(*tokens, 1) // step) * step
     while True:
         packs = [(room - count, number) for count, number in zip(tokens, windows, strict=True)]

@@ -35,10 +35,10 @@ STATE = {  # what state.json holds at least
 # Arguments that may differ when a run goes on: they change where or how fast it runs, not what it computes.
 HARMLESS = {
     "accumulation", "attention", "cache_dir", "checkpoint_activations", "compile", "cuda_graphs", "data_name",
-    "deterministic", "dev_file", "device", "eval_tokens", "hang_minutes", "log_every", "max_tokens_per_device", "model",
-    "model_path", "model_name", "n_best", "profile", "questions", "reduce", "resume", "run_name", "runs_dir",
-    "save_epochs", "save_in_background", "save_minutes", "save_steps", "score_untrained", "settings", "shard",
-    "train_file", "zero1",
+    "deterministic", "dev_file", "device", "dry_run", "eval_tokens", "hang_minutes", "log_every",
+    "max_tokens_per_device", "model", "model_name", "model_path", "n_best", "profile", "questions", "reduce",
+    "resume", "run_name", "runs_dir", "save_epochs", "save_in_background", "save_minutes", "save_steps",
+    "score_untrained", "settings", "shard", "train_file", "zero1",
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Expected errors: one clear line on stderr and exit status 2, never a traceback."""
 
+import argparse
 import errno
 import os
 import signal
@@ -29,11 +30,33 @@ def end_at_once(*_):
     raise Preempted("ended by SIGTERM, nothing was lost", 128 + signal.SIGTERM)
 
 
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        args = sys.argv[1:] if args is None else args
+        for word in args:
+            if word.startswith("--") and word.endswith("=--"):  # an empty list to argparse before Python 3.13
+                self.error(f"{word}: -- is no value")
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message):
+        command = f"python {self.prog.removeprefix('python ')} --help"
+        raise UserError(f"{message} (`{command}` explains all options)")
+
+
+def one_line(error):
+    """The message of a UserError on one line of bearable length: what it quotes may hold line ends and escapes."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(error))
+    return text if len(text) <= 2000 else f"{text[:1500]} … {text[-400:]}"
+
+
 def run(main, finish=None):
     """Call `main()`, then `finish()`; turn a UserError into one line and status 2, an interrupt into status 130."""
     rank = os.environ.get("RANK", "0")
     prefix = "error" if rank == "0" else f"error on rank {rank}"
     signal.signal(signal.SIGTERM, end_at_once)
+    sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal cannot show
     try:
         try:
             status = main()
@@ -48,10 +71,11 @@ def run(main, finish=None):
         if rank != "0":
             # Mostly all ranks meet the same error: rank 0 tells it, and its end is the end of the others meanwhile.
             time.sleep(3)
-        print(f"{prefix}: {error}", file=sys.stderr, flush=True)
+        print(f"{prefix}: {one_line(error)}", file=sys.stderr, flush=True)
         sys.exit(2)
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":
+    except (RuntimeError, MemoryError) as error:
+        full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if not full and "can't allocate memory" not in str(error):  # so torch says it on the CPU
             raise
         print(
             f"{prefix}: out of memory; `--max-tokens-per-device N` splits each step into smaller parts and leaves the "

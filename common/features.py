@@ -101,28 +101,66 @@ def load_tokenizer(name):
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a damaged tokenizer.json raises a bare Exception
-        line = " ".join(str(error).split())
-        raise UserError(f"{name}: no usable tokenizer there ({squad.shorten(line, 160)})") from None
-    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        words = len(tokenizer) - len(tokenizer.all_special_ids)
+    except BaseException as error:
+        raise tokenizer_error(error, f"{name}: no usable tokenizer there") from None
+    if words <= 0:
         raise UserError(f"{name}: its tokenizer knows no words; tokenizer.json or vocab.txt is missing")
     if not tokenizer.is_fast:
         raise UserError(f"{name}: has no fast tokenizer (tokenizer.json); character positions need one")
     # Some folders ship a truncation to 128 tokens, which would cut every context in silence.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
+    with quiet_panics():
+        encode(tokenizer, "encode", "a", "a")
     return tokenizer
+
+
+def tokenizer_error(error, what):
+    """The UserError for what the tokenizers library raises: bare Exceptions, and panics, which are none."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        return error
+    return UserError(f"{what} ({squad.shorten(' '.join(str(error).split()), 160)}); use another model folder")
+
+
+@contextmanager
+def quiet_panics():
+    """Silence what Rust writes to stderr by itself before a panic arrives as an exception."""
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
+
+
+def encode(tokenizer, function, *arguments, **named):
+    """What a function of the fast tokenizer gives; UserError where the tokenizer is unable to."""
+    try:
+        return getattr(tokenizer.backend_tokenizer, function)(*arguments, **named)
+    except BaseException as error:  # an unknown word without an [UNK], for one
+        raise tokenizer_error(error, f"{tokenizer.name_or_path}: its tokenizer fails") from None
+
+
+def vocabulary_size(tokenizer):
+    """The size of the vocabulary that the tokenizer's ids need: one more than the largest of them."""
+    pair = encode(tokenizer, "encode", "a", "a")  # special tokens may have any ids
+    return 1 + max(*tokenizer.get_vocab().values(), *pair.ids)
 
 
 def read_template(tokenizer):
     """How `tokenizer` joins a question and a context, read off an example."""
-    example = tokenizer.backend_tokenizer.encode("a", "a")
+    example = encode(tokenizer, "encode", "a", "a")
     sides = example.sequence_ids
     if 0 not in sides or 1 not in sides or sides[0] is not None:
         raise UserError(
             "this tokenizer does not begin a pair with a special token such as [CLS]; use a BERT-like model"
         )
     question_at, context_at = sides.index(0), sides.index(1)
+    if example.type_ids[context_at] > 1:
+        raise UserError("this tokenizer gives a context a token type beyond 0 and 1; use a BERT-like model")
     question_end = max(i for i, side in enumerate(sides) if side == 0) + 1
     context_end = max(i for i, side in enumerate(sides) if side == 1) + 1
     return Template(
@@ -264,7 +302,7 @@ def tokenize_questions(tokenizer, questions):
     """Token ids of all questions end to end (int32) and the number of tokens of each (int64)."""
     ids = []
     for batch in in_batches(questions):
-        encodings = tokenizer.backend_tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        encodings = encode(tokenizer, "encode_batch_fast", batch, add_special_tokens=False)
         ids += [encoding.ids for encoding in encodings]
     counts = np.array([len(one) for one in ids], np.int64)
     return np.fromiter(chain.from_iterable(ids), np.int32, counts.sum()), counts
@@ -274,7 +312,7 @@ def tokenize_contexts(tokenizer, contexts):
     """Token ids (int32 [C]), first and past-last character of each token (int32 [C]), tokens of each context."""
     ids, spans, counts = [], [], []
     for batch in in_batches(contexts):
-        for encoding in tokenizer.backend_tokenizer.encode_batch(batch, add_special_tokens=False):
+        for encoding in encode(tokenizer, "encode_batch", batch, add_special_tokens=False):
             counts.append(len(encoding))
             ids.append(np.array(encoding.ids, np.int32))
             flat = chain.from_iterable(encoding.offsets)
@@ -406,18 +444,21 @@ def read_cache(folder):
     """The Features in a cache folder, memory-mapped, or None if it is absent, of another format or damaged."""
     try:
         meta = json.loads((folder / "meta.json").read_text())
+        checksum = meta.pop("crc32")
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-        told = meta.pop("arrays")
-        if any(arrays[name].dtype != kind or summary(arrays[name]) != told[name] for name, kind in ARRAYS.items()):
+        if any(arrays[name].dtype != kind for name, kind in ARRAYS.items()) or crc32(arrays, meta) != checksum:
             return None
         return Features(**arrays, **meta)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError):
+    except Exception:  # numpy raises many kinds for a damaged file
         return None
 
 
-def summary(array):
-    """What tells a whole array from a damaged one: its shape, and a checksum of its bytes."""
-    return [list(array.shape), zlib.crc32(np.ascontiguousarray(array).data.cast("B") if array.size else b"")]
+def crc32(arrays, meta):
+    """A checksum of all that a cache holds."""
+    checksum = zlib.crc32(json.dumps([meta, [arrays[name].shape for name in ARRAYS]]).encode())
+    for name in ARRAYS:
+        checksum = zlib.crc32(arrays[name], checksum)
+    return checksum
 
 
 @contextmanager
@@ -437,11 +478,11 @@ def temporary_folder(folder):
 def write_cache(temporary, folder, features):
     """Write `features` into the folder `temporary` and rename it: a reader sees a whole folder or none."""
     try:
-        for name in ARRAYS:
-            np.save(temporary / f"{name}.npy", getattr(features, name))
+        arrays = {name: getattr(features, name) for name in ARRAYS}
+        for name, array in arrays.items():
+            np.save(temporary / f"{name}.npy", array)
         meta = {name: getattr(features, name) for name in ("token_type", "pad_id", "max_length", "meta")}
-        meta["arrays"] = {name: summary(getattr(features, name)) for name in ARRAYS}
-        (temporary / "meta.json").write_text(json.dumps(meta))
+        (temporary / "meta.json").write_text(json.dumps(meta | {"crc32": crc32(arrays, meta)}))
         if read_cache(folder) is None:
             if folder.exists():  # damaged or of another format: moved away whole, then removed with `temporary`
                 folder.rename(temporary / "damaged")

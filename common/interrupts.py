@@ -1,12 +1,15 @@
 """What ends a run early, and how nothing is lost by it: requests to stop, and a rank that hangs."""
 
 import faulthandler
+import os
 import signal
 import sys
 import threading
 import time
 
 from common.errors import Preempted
+
+GRACE = 5.0  # seconds from a rank's stack to its end, which ends the others too
 
 
 class StopRequest:
@@ -41,6 +44,11 @@ def preempted(step, folder):
     return Preempted(f"stopped as asked, at step {step}; to go on: --resume, with --run-name {folder.name}")
 
 
+def sleep_until(moment):
+    """Sleep until the monotonic clock shows this."""
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
 class Watchdog:
     """Ends this process, with the stacks of its threads on stderr, when `beat` has not been called for so long.
 
@@ -61,18 +69,20 @@ class Watchdog:
         now = time.monotonic()
         if self.seconds and now - self.last > min(1.0, self.seconds / 10):
             self.last = now
-            # Not of Python's making, so that it also ends a process that holds the interpreter's lock.
-            faulthandler.dump_traceback_later(self.seconds, exit=True)
+            # Not of Python's making, so that it also shows a process that holds the interpreter's lock.
+            faulthandler.dump_traceback_later(self.seconds)
 
     def announce(self):
-        """Write which rank's stack comes, shortly before it does."""
+        """Write which rank's stack comes, shortly before it does; end the process once all ranks have shown theirs."""
         while self.seconds:
-            left = self.last + self.seconds - 0.2 - time.monotonic()
-            if left <= 0:
+            last = self.last
+            sleep_until(last + self.seconds - 0.2)
+            if self.seconds and self.last == last:
                 text = f"error: rank {self.rank}: no progress for {self.seconds:g} s (--hang-minutes); it stands here:"
                 print(text, file=sys.stderr, flush=True)
-                return
-            time.sleep(left)
+                sleep_until(last + self.seconds + GRACE)
+                if self.seconds and self.last == last:
+                    os._exit(1)
 
     def rest(self):
         """Watch no longer."""

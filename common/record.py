@@ -31,7 +31,7 @@ def write_json(path, value, indent=None):
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:  # names may be undecodable
             json.dump(value, file, ensure_ascii=False, indent=indent)
             file.write("\n")
             file.flush()
@@ -111,11 +111,11 @@ def check_free(runs_dir, name, taken_over=False):
     if Path(name).name != name or name in (".", ".."):
         raise UserError(f"--run-name {name}: must be a plain name; --runs-dir says where the folder goes")
     path = Path(runs_dir) / name
-    if (path / "run.json").exists() and not taken_over:
+    if os.path.exists(path / "run.json") and not taken_over:  # Path's own tests fail on a name too long
         raise UserError(f"{path}: holds a run already; name another --run-name, remove the folder, or go on: --resume")
     for folder in (path, *path.parents):
-        if folder.exists():
-            if not folder.is_dir() or not os.access(folder, os.W_OK):
+        if os.path.exists(folder):
+            if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
                 raise UserError(f"{folder}: is not a folder that can be written to; name another --runs-dir")
             break
 

@@ -185,13 +185,13 @@ def resolve_hardware(args, device):
     """Fill in what depends on the device: precision, attention backend, compilation, tokens in an evaluation chunk."""
     args.precision = choose_precision(args.precision, device)
     possible = flash_is_possible(device, args.precision)
-    if args.attention in ("flash", "triton") and not possible:
+    if args.attention in ("fused", "flash") and not possible:
         needs = "CUDA, an Ampere card or newer, and --precision bf16 or fp16"
         raise UserError(f"--attention {args.attention} needs {needs}; use sdpa")
-    if args.attention in ("flash", "triton") and args.attention_dropout:
+    if args.attention in ("fused", "flash") and args.attention_dropout:
         raise UserError(f"--attention {args.attention} has no dropout; leave --attention-dropout at 0 or use sdpa")
     if args.attention == "auto":
-        args.attention = "flash" if possible and not args.attention_dropout else "sdpa"
+        args.attention = "fused" if possible and not args.attention_dropout else "sdpa"
     if args.compile is None:
         args.compile = device.type == "cuda" and not args.deterministic
     if args.cuda_graphs and device.type != "cuda":
@@ -287,6 +287,14 @@ def peak_memory(device):
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+CHARTS = {  # of TensorBoard's custom scalars: what a report shows side by side
+    "by epoch": {
+        "loss in training and on the dev set": ["Multiline", ["epoch/train_loss", "epoch/dev_loss"]],
+        "exact match and F1 on the dev set": ["Multiline", ["epoch/exact", "epoch/f1"]],
+    }
+}
 
 
 class Monitor:
@@ -533,8 +541,10 @@ def curves(folder, saved):
             for path in earlier
             for event in EventFileLoader(str(path)).Load()
             for value in event.summary.value
+            if value.tag.startswith(("step/", "epoch/"))
         }
         writer = SummaryWriter(folder)
+        writer.add_custom_scalars(CHARTS)
         for (tag, at), (value, seconds) in points.items():
             if saved and at <= (saved["step"] if tag.startswith("step/") else len(saved["epochs"])):
                 writer.add_scalar(tag, value, at, walltime=seconds)

@@ -6,6 +6,7 @@ aside by the rule that FAULTS states, counted and listed, never passed over in s
 
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
@@ -35,6 +36,8 @@ FAULTS = {
     "long question": "the question leaves too little of the window: cut, see --max-length and --overlap",
 }
 TOLERATED_FAULTS = 0.1  # the share of faulty questions up to which a file is trained on
+
+UNPACKED = 100  # a gzip file may unpack to so many times its size, and 64 MiB; SQuAD's unpack to less than ten times
 
 SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -69,18 +72,33 @@ def find_file(path):
 def read_bytes(path):
     """The file's raw bytes, still compressed if it is."""
     try:
+        if Path(path).is_char_device():  # /dev/zero has no end
+            raise UserError(f"{path}: is a device; name a file")
         return Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the path and its permissions") from None
 
 
-def parse_json(path, raw):
-    """Bytes, gzipped or not, with or without a byte-order mark, to the JSON value in them."""
+def unpack(path, raw):
+    """Bytes, decompressed if they are gzip's; UserError for damage, and for a small file that fills the memory."""
+    if raw[:2] != b"\x1f\x8b":
+        return raw
+    blocks, room = [], UNPACKED * len(raw) + (1 << 26)
     try:
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
+        with gzip.open(io.BytesIO(raw)) as file:
+            while block := file.read(1 << 20):
+                room -= len(block)
+                if room < 0:
+                    raise UserError(f"{path}: unpacks to more than {UNPACKED} times its size; unpack it yourself")
+                blocks.append(block)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise UserError(f"{path}: truncated or damaged gzip; copy or fetch the file again") from None
+    return b"".join(blocks)
+
+
+def parse_json(path, raw):
+    """Bytes, gzipped or not, with or without a byte-order mark, to the JSON value in them."""
+    raw = unpack(path, raw)
     if not raw.strip(b"\xef\xbb\xbf \t\r\n"):
         raise UserError(f"{path}: the file is empty; copy or fetch it again")
     try:

@@ -24,6 +24,7 @@ SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian keeps th
 # config_overrides: the nodes may promise more processors than this machine has.
 CONFIGURATION = """
 ClusterName=test
+FirstJobId={first_job}
 SlurmctldHost={host}({address})
 SlurmctldPort={ports[0]}
 FirstJobId={first_job}
@@ -67,7 +68,7 @@ def missing():
 def free_ports(count):
     """Ports below those that outgoing connections get, so that they stay free until the daemons take them."""
     ports = []
-    for port in range(27000, 32000):
+    for port in range(27000 + os.getpid() * 7 % 4000, 32000):  # not where a cluster of another process looks too
         with socket.socket() as server:
             try:
                 server.bind(("", port))
@@ -196,7 +197,7 @@ class Cluster:
                 user=getpass.getuser(),
                 folder=self.folder,
                 ports=free_ports(3),
-                first_job=1 + 7919 * os.getpid() % 20000,  # ports follow from it: there may be other clusters
+                first_job=1 + os.getpid() * 50 % 60000,  # a job's number decides its port
             )
         )
         (self.folder / "gres.conf").write_text(GPUS)

@@ -1,16 +1,15 @@
-"""The README's figures are the records', and its commands parse."""
+"""The figures of README.md and docs/results.md are the records'."""
 
 import json
-import re
-import shlex
 import statistics
 
 import pytest
 from tiny import ROOT
 
-from common.args import build_parser
+from tools.records import group, read_run
 
 README = (ROOT / "README.md").read_text()
+RESULTS = (ROOT / "docs" / "results.md").read_text()
 RECORDS = ROOT / "benchmarks" / "records"
 
 
@@ -35,14 +34,14 @@ def test_gpu_results_are_the_records(row, paths):
         f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
         for values in ([epoch["exact"] for epoch in epochs], [epoch["f1"] for epoch in epochs])
     ]
-    assert f"| {row} | {' | '.join(cells)} | {' / '.join(spread)} |" in README
+    assert f"| {row} | {' | '.join(cells)} | {' / '.join(spread)} |" in RESULTS
 
 
 @pytest.mark.parametrize(
     "script, name", [("baseline", "baseline"), ("distributed_ddp", "ddp"), ("distributed_fsdp", "fsdp")]
 )
 def test_four_gpus_give_the_baselines_f1(script, name):
-    """The same recipe and seeds: F1 within 0.5 of the baseline's, and the README's row."""
+    """The same recipe and seeds: F1 within 0.5 of the baseline's, and the row in docs/results.md."""
     runs = read(H100X4.glob(f"{name}-*.json"))
     epochs = [run["epochs"][-1] for run in runs]
     joules = [sum(card["energy_counter_joules"] for card in epoch["hardware"].values()) for epoch in epochs]
@@ -52,7 +51,7 @@ def test_four_gpus_give_the_baselines_f1(script, name):
         f"{statistics.median(max(run['peak_memory_bytes']) for run in runs) / 1e9:.1f} GB",
         f"{statistics.median(joules):,.0f}",
     ]
-    row = next(line for line in README.splitlines() if line.startswith(f"| `{script}.py`, "))
+    row = next(line for line in RESULTS.splitlines() if line.startswith(f"| `{script}.py`, "))
     assert row.endswith(f"| {' | '.join(cells)} |")
     for run in runs:
         alone = json.loads((H100X4 / f"baseline-{run['arguments']['seed']}.json").read_text())
@@ -88,8 +87,8 @@ def test_cpu_results_are_the_records():
     for path in [*sorted((RECORDS / "sample").glob("*.json")), RECORDS / "minilm-cpu-2000" / "seed0.json"]:
         run = json.loads(path.read_text())
         epoch = run["epochs"][-1]
-        assert f"| {epoch['exact']:.2f} / {epoch['f1']:.2f}" in README, path
-        assert f"| {run['seconds']['total']:.0f} |" in README, path
+        assert f"| {epoch['exact']:.2f} / {epoch['f1']:.2f}" in RESULTS, path
+        assert f"| {run['seconds']['total']:.0f} |" in RESULTS, path
         assert run["status"] == "finished" and run["git_commit"] and not run["git_dirty"]
 
 
@@ -103,33 +102,12 @@ def test_the_sample_teaches_on_three_seeds():
         assert run["seconds"]["total"] < 240
 
 
-def commands():
-    """The command lines of the README's code blocks, continued lines joined."""
-    blocks = "\n".join(re.findall(r"^```\n(.*?)^```", README, flags=re.S | re.M)).replace("\\\n", " ")
-    return [line.split("  #")[0].strip() for line in blocks.splitlines()]
-
-
-def test_commands_parse():
-    seen = 0
-    for line in commands():
-        words = shlex.split(line) if line.startswith(("python ", "torchrun ", "sbatch ")) else []
-        scripts = [word for word in words if word.endswith((".py", ".sh"))]
-        if not scripts:
-            continue
-        assert (ROOT / scripts[0]).is_file(), line
-        arguments = [word for word in words[words.index(scripts[0]) + 1 :] if word not in ("ddp", "fsdp")]
-        parser = build_parser("")
-        parser.add_argument("--shard")
-        parser.parse_args(arguments)
-        seen += 1
-    assert seen >= 8
-
-
-def test_targets_and_modules_exist():
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"`?make ([a-z]+)", README):
-        assert re.search(rf"^{target}:", makefile, flags=re.M), target
-    for package, module in re.findall(r"python -m (common|tools)\.(\w+)", README):
-        assert (ROOT / package / f"{module}.py").is_file()
-    for path in re.findall(r"`((?:common|data|slurm|benchmarks|tests)/[\w./-]*)`", README):
-        assert (ROOT / path).exists() or path.startswith("data/squad"), path
+def test_the_figure_shows_the_records():
+    """What stands below docs/results.png: medians of F1 and of an epoch's seconds, as tools.report gives them."""
+    (experiment,) = group([read_run(path) for path in sorted(H100X4.glob("*-?.json"))])
+    assert [row.lead.strategy for row in experiment.rows] == ["baseline", "ddp", "fsdp-zero2"]
+    f1 = [f"{row.median('f1'):.2f}" for row in experiment.rows]
+    seconds = [f"{row.median('epoch_seconds'):.1f}" for row in experiment.rows]
+    text = " ".join(README.split())
+    assert f"the same F1 ({f1[0]} on one, {f1[1]} and {f1[2]} on four)" in text
+    assert f"an epoch in {seconds[0]} s on one GPU and in {seconds[1]} and {seconds[2]} s on four" in text

@@ -90,11 +90,10 @@ def test_what_cannot_work_is_told_before_anything_starts(call, arguments, said, 
     assert not (tmp_path / "r").exists()
 
 
-def test_a_layout_that_is_none_is_a_usage_error(call, capsys):
+def test_a_layout_that_is_none_is_a_usage_error(call):
     for text in ("0", "2x", "x2", "two", "1x2x3"):
-        with pytest.raises(SystemExit):
+        with pytest.raises(UserError, match=f"'{text}' is neither a number of GPUs nor nodes x GPUs"):
             call("--gpus", text)
-        assert f"'{text}' is neither a number of GPUs nor nodes x GPUs" in capsys.readouterr().err
 
 
 def leave(folder, status=None, lock=None, command=None):

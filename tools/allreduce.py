@@ -8,7 +8,6 @@ the message, in 2 (N - 1) steps. 'bus' is that traffic over the time, which comp
 bandwidth is the largest message's.
 """
 
-import argparse
 import os
 import statistics
 import time
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from common import distributed, errors, runtime
-from common.args import Parser, positive
+from common.args import positive
 from common.record import environment, write_json
 
 # (parameters, width) of the published models with a span head (no pooler), as transformers has them.
@@ -27,7 +26,7 @@ VOCABULARY = 30522
 
 
 def build_parser():
-    parser = Parser(prog="tools.allreduce", description=__doc__.split("\n")[0], formatter_class=argparse.HelpFormatter)
+    parser = errors.Parser(prog="python -m tools.allreduce", description=__doc__.split("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="bert-base", help="whose gradient")
     parser.add_argument("--megabytes", type=positive, nargs="+", help="these messages instead, in MB")
     parser.add_argument("--types", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])

@@ -12,6 +12,7 @@ import bisect
 import contextlib
 import functools
 import json
+import os
 import re
 import sys
 import time
@@ -21,10 +22,10 @@ from pathlib import Path
 import torch
 
 from common import answers, errors, runtime, squad
-from common.args import HelpFormatter, Parser, positive, read_settings
-from common.errors import UserError
+from common.args import HelpFormatter, few, positive, read_settings
+from common.errors import Parser, UserError
 from common.evaluation import find_answers, finished_threshold, predict
-from common.features import build, load_tokenizer, question_limit, read_template
+from common.features import build, load_tokenizer, question_limit, read_template, vocabulary_size
 from common.model import SpanModel, compile_layers, compute_in, find_model, load_config, load_model, positions
 from common.record import write_json
 
@@ -77,7 +78,9 @@ def load(name, device="auto", precision="auto", eval_tokens=None, compiled=False
     device = runtime.choose_device(device, log=note)
     runtime.quiet_warnings()
     runtime.resolve_hardware(args, device)
-    model = load_model(path, args.attention, vocabulary=len(tokenizer), needs_head=True, log=note).to(device)
+    model = load_model(path, args.attention, vocabulary=vocabulary_size(tokenizer), needs_head=True, log=note).to(
+        device
+    )
     compute_in(model, runtime.HALF.get(args.precision))
     if args.compile:
         compile_layers(model)
@@ -238,7 +241,7 @@ def build_parser():
         metavar="Q",
         help="about the text; may be given several times; default: from stdin, a line each, or those of the SQuAD file",
     )
-    parser.add_argument("--n-best", type=positive, default=3, help="answers to show for each question")
+    parser.add_argument("--n-best", type=few, default=3, help="answers to show for each question")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.add_argument(
         "--predictions", metavar="FILE", help="SQuAD: write {id: answer} here, as an evaluation does; print no answers"
@@ -268,7 +271,7 @@ def main(argv=None):
         raise UserError(f"{args.context_file}: a SQuAD file has its own questions; leave --question out")
     if args.predictions and not is_squad:
         raise UserError("--predictions needs a SQuAD file as --context-file, whose questions have ids; use --json")
-    if args.predictions and not Path(args.predictions).absolute().parent.is_dir():
+    if args.predictions and not os.path.isdir(Path(args.predictions).absolute().parent):
         raise UserError(f"{args.predictions}: no such folder; make it first")
 
     # The input first, since loading a model takes seconds.

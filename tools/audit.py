@@ -6,9 +6,7 @@ The label oracle is the official score of answering each question with the text 
 missing from 100 is lost to the labels before any training.
 """
 
-import argparse
 import json
-import sys
 
 import numpy as np
 
@@ -112,14 +110,13 @@ def table(figures):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.Parser(prog="python -m tools.audit", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("file", metavar="FILE", help="SQuAD JSON, v1.1 or v2.0, plain or .gz")
     parser.add_argument("--model", help="whose tokenizer; default: bert-base-uncased if it is here, else MiniLM")
     parser.add_argument("--max-length", type=int, default=384, help="tokens in a window, at most (default: 384)")
     parser.add_argument("--overlap", type=int, default=128, help="tokens that neighbours share (default: 128)")
     parser.add_argument("--json", action="store_true", help="print JSON, with all ids of faulty questions")
     args = parser.parse_args()
-    sys.stdout.reconfigure(errors="backslashreplace")  # ids may hold what the terminal cannot show
     data = squad.read_squad(args.file)
     path, _ = find_model(args.model)
     question_limit(args.max_length, args.overlap, 4, positions(load_config(path)))

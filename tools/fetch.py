@@ -8,7 +8,6 @@ renamed, so that a file of the right name is a whole one; run the same command a
 HTTP_PROXY, HTTPS_PROXY and NO_PROXY are honoured.
 """
 
-import argparse
 import errno
 import hashlib
 import http.client
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from common.errors import UserError, run
+from common.errors import Parser, UserError, run
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 SQUAD_URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
@@ -258,7 +257,7 @@ def discard(*paths):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tools.fetch",
         description="Download SQuAD and pretrained models, with checksums. Run again to resume.",
     )
@@ -289,9 +288,11 @@ def main(argv=None):
 
     plans = [plan(target, args.to, args.squad_url, args.hub_url) for target in args.targets]  # names first, all of them
     for steps in plans:
-        whole = steps[-1][2].exists() and not args.force  # the last file is there: what else is absent is not needed
+        whole = (
+            os.path.exists(steps[-1][2]) and not args.force
+        )  # the last file is there: what else is absent is not needed
         for file, url, path in steps:
-            if whole and not file.required and not path.exists():
+            if whole and not file.required and not os.path.exists(path):
                 continue
             try:
                 print(f"{path}: {fetch(file, url, path, args.timeout, args.force)}", flush=True)

@@ -7,7 +7,6 @@ alike in precision, model, data, global batch, epochs, card, kernels and machine
 needs no other file, OUT/report.md, OUT/rows.csv and OUT/figures/ (PNG and SVG).
 """
 
-import argparse
 import datetime
 import html
 import re
@@ -392,15 +391,13 @@ def report(paths, baseline=None, f1=None, allow_unlike=False, out="report"):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.Parser(prog="python -m tools.report", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, run.json files, or folders of either")
     parser.add_argument("--baseline", metavar="NAME", help="a strategy, a row or a run (default: baseline.py's)")
     parser.add_argument("--f1", type=int, choices=range(101), metavar="F1", help="give the seconds to this dev F1")
     parser.add_argument("--allow-unlike", action="store_true", help="give ratios of unlike runs too, marked with †")
     parser.add_argument("--out", default="report", metavar="DIR", help="folder to write into (default: report)")
     args = parser.parse_args()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # names may hold what the terminal cannot show
     report(args.runs, args.baseline, args.f1, args.allow_unlike, args.out)
 
 

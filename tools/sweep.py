@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import errors
-from common.args import build_parser, check_combinations, positive
+from common.args import build_parser, check_combinations, few, positive
 from common.errors import UserError
 from common.record import process_begun
 from common.squad import ROOT
@@ -116,7 +116,7 @@ def read_json(path):
 
 def is_alive(lock, queued):
     """Whether the run that a lock names may still be at work. queued: see `queue`."""
-    if not lock.exists():
+    if not os.path.exists(lock):
         return False
     holder = read_json(lock)
     if holder.get("job_id"):
@@ -134,9 +134,10 @@ def find_state(job, runs_dir, queued):
         job.state = "queued or running"
     elif record.get("status") == "finished":
         job.state = "finished"
-    elif (folder / "run.json").exists() or (folder / "lock").exists():
+    elif os.path.exists(folder / "run.json") or os.path.exists(folder / "lock"):
         job.state = "begun"
-    ran, given = record.get("command"), [word for word in job.command[1:] if word not in ("ddp", "fsdp")]
+    ran = record.get("command") if isinstance(record.get("command"), list) else None
+    given = [word for word in job.command[1:] if word not in ("ddp", "fsdp")]
     if ran:
         ran = ran[: max(i for i, word in enumerate(["--run-name", *ran]) if word == "--run-name") + 1]  # not --resume
         if ran[-4 - len(given) : -4] != given:
@@ -237,7 +238,7 @@ def run_here(jobs, args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.Parser(prog="python -m tools.sweep", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument(
         "--strategies", nargs="+", choices=STRATEGIES, default=["baseline", "ddp", "fsdp-zero2"], help="what to compare"
     )
@@ -245,7 +246,7 @@ def main():
         "--gpus", nargs="+", type=layout, default=[(1, 2)], metavar="N", help="GPUs of a node, or nodes x GPUs like 2x4"
     )
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=["auto"], help="default: auto")
-    parser.add_argument("--repeats", type=positive, default=3, help="runs of a setting, seeds 0, 1, … (default: 3)")
+    parser.add_argument("--repeats", type=few, default=3, help="runs of a setting, seeds 0, 1, … (default: 3)")
     parser.add_argument(
         "--batch-per-gpu", type=positive, metavar="N", help="weak scaling: a global batch of N for each GPU"
     )

@@ -1,0 +1,434 @@
+"""This project beside the usual ways to train the same: windows a second on the same windows, network and card.
+
+    python -m benchmarks.compare --out FOLDER                       # SQuAD v1.1, BERT-base's shape, on one GPU
+    python -m benchmarks.compare --out FOLDER --ranks 2             # on two
+    python -m benchmarks.compare --out FOLDER --shape tiny --seconds 0.2 --rounds 1 --ways course-loop-8-fp32
+
+Each way is built once, in a process of its own (one a rank), and stands still until it is its turn: all ways take turns
+in each of --rounds rounds, a few seconds each. The number in a way's name is a rank's windows in a batch. Every way
+leaves a run record, NAME.json, in --out, written anew after each turn. On a CPU all is fp32 and uncompiled, gloo joins
+the ranks, and the ways that need GPUs say so.
+"""
+
+import argparse
+import concurrent.futures
+import importlib.util
+import json
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers.harness import Way
+from benchmarks.workload import add_workload, build_network, load_windows
+from common import errors
+from common.args import Parser, above_zero, positive, whole
+from common.errors import UserError
+from common.features import trainable_windows
+from common.model import count_parameters
+from common.record import SCHEMA, environment, write_json
+from common.runtime import cpu_count
+
+LIMIT = 240  # seconds until a turn is given up
+LEAD = 3  # steps before the clock of each turn starts
+HF = {"module": "hf_trainer", "needs": "accelerate"}
+LIGHTNING = {"module": "lightning_trainer", "needs": "lightning"}
+
+WAYS = [
+    Way("this-project-8", "this_project", 8, warmup=30),  # until most shapes have their graph
+    Way("this-project-32", "this_project", 32, warmup=30),
+    Way("this-project-8-fp32", "this_project", 8, "fp32", ranks="one", warmup=30),
+    Way("this-project-8-fsdp", "this_project", 8, options={"strategy": "fsdp-zero2"}, ranks="many", warmup=30),
+    Way("this-project-32-fsdp", "this_project", 32, options={"strategy": "fsdp-zero2"}, ranks="many", warmup=30),
+    # Hugging Face Trainer: run_qa's defaults; the same without padding to 384; tuned in three ways
+    Way("hf-trainer-8", batch_size=8, precision="fp32", pad_to=384, **HF),
+    Way("hf-trainer-8-dynamic", batch_size=8, precision="fp32", **HF),
+    Way("hf-trainer-32", batch_size=32, precision="bf16", pad_to=384, **HF),
+    Way("hf-trainer-32-compiled", batch_size=32, precision="bf16", pad_to=384, options={"compile": True}, **HF),
+    Way("hf-trainer-32-grouped", batch_size=32, precision="bf16", options={"grouped": True}, cycle=50, **HF),
+    # the course reports: their loop, and what they brought it to several GPUs with
+    Way("course-loop-8-fp32", "course_loop", 8, "fp32", 512, ranks="one"),
+    Way("course-loop-8-tf32", "course_loop", 8, "tf32", 512, ranks="one"),
+    Way("lightning-ddp-8", batch_size=8, precision="tf32", pad_to=512, options={"strategy": "ddp"}, **LIGHTNING),
+    Way("lightning-ddp-32", batch_size=32, precision="bf16", pad_to=384, options={"strategy": "ddp"}, **LIGHTNING),
+    Way(
+        "lightning-fsdp-8",
+        batch_size=8,
+        precision="tf32",
+        pad_to=512,
+        options={"strategy": "fsdp"},
+        gpus_from=1,
+        **LIGHTNING,
+    ),
+    Way("data-parallel-8", "data_parallel", 8, "tf32", 512, ranks="many", alone=True, gpus_from=2),
+    Way("deepspeed-zero2-8", "deepspeed_zero2", 8, "tf32", 512, needs="deepspeed"),
+    Way("accelerate-32", "accelerate_loop", 32, "bf16", needs="accelerate"),
+]
+
+
+def build_parser():
+    parser = Parser(
+        prog="benchmarks.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_workload(parser)
+    names = [way.name for way in WAYS]
+    parser.add_argument("--out", required=True, help="folder of the records")
+    parser.add_argument("--ways", nargs="+", choices=names, metavar="WAY", help=f"default: all; {', '.join(names)}")
+    parser.add_argument("--ranks", type=positive, default=1, help="processes, one a GPU")
+    parser.add_argument("--rounds", type=whole, default=3, help="0 shows the records that are in --out")
+    parser.add_argument("--seconds", type=above_zero, default=2.0, help="of a turn")
+    parser.add_argument("--warmup", type=positive, default=10, help="steps of each way before its first turn")
+    parser.add_argument("--together", type=positive, help="ways that warm up at once; default: 4 on GPUs, else 1")
+    parser.add_argument("--attention-dropout", type=float, help="of the peers; default: the model's own")
+    return parser
+
+
+def chosen_ways(args, on_cuda):
+    """The ways to measure: what was asked for, and this project at the same sizes to compare it with.
+
+    Ways that differ on GPUs alone are measured once on a CPU, under the first one's name.
+    """
+    asked = [way for way in WAYS if not args.ways or way.name in args.ways]
+    ours = {f"this-project-{way.batch_size}" for way in asked}
+    found = {}
+    for way in WAYS:
+        fits = way.ranks in ("any", "one" if args.ranks == 1 else "many")
+        if fits and (way in asked or way.name in ours):
+            options = {name: value for name, value in way.options.items() if on_cuda or name != "compile"}
+            kind = [way.module, way.batch_size, way.pad_to, options, on_cuda and way.precision]
+            found.setdefault(json.dumps(kind), way)
+    return list(found.values())
+
+
+def obstacle(way, ranks, on_cuda):
+    """What keeps a way from running here, or None."""
+    if way.needs and importlib.util.find_spec(way.needs) is None:
+        return f"{way.needs} is not installed: `pip install -r requirements-bench.txt`"
+    if way.gpus_from and ranks >= way.gpus_from and not on_cuda:
+        return "runs on GPUs only"
+    return None
+
+
+class Failure(Exception):
+    """What stopped a way, in one line."""
+
+
+class Processes:
+    """The processes of one way, one a rank, that wait for their turns. log: file of all they print."""
+
+    def __init__(self, way, args, ranks, log):
+        given = {"way": asdict(way), "args": vars(args), "ranks": ranks}
+        command = [sys.executable, "-m", "benchmarks.peers.harness", json.dumps(given)]
+        self.log, self.ranks, port = log, [], free_port()
+        with open(log, "w") as complaints:
+            for rank in range(1 if way.alone else ranks):
+                self.ranks.append(
+                    subprocess.Popen(
+                        command,
+                        env=surroundings(way, args.device, ranks, rank, port),
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=complaints,
+                        text=True,
+                        start_new_session=True,
+                    )
+                )
+
+    def turn(self, untimed, timed):
+        """What the ranks reply to so many steps, a list of dicts (harness.Bench.step); Failure if one has ended."""
+        watchdog = threading.Timer(LIMIT, self.kill)
+        watchdog.start()
+        try:
+            for process in self.ranks:
+                process.stdin.write(f"[{untimed}, {timed}]\n")
+                process.stdin.flush()
+            replies = [process.stdout.readline() for process in self.ranks]
+        except BrokenPipeError:
+            replies = [""]
+        expired = not watchdog.is_alive()
+        watchdog.cancel()
+        if all(replies):
+            return [json.loads(reply) for reply in replies]
+        self.kill()
+        if expired:
+            raise Failure(f"no result after {LIMIT} s, see {self.log}")
+        text = self.log.read_text()
+        why = re.search(r"^(?:\[rank\d+\]: *)?((?:[\w.]*(?:Error|Exception): \S|error: ).*)", text, flags=re.M)
+        raise Failure(f"{why[1][:300] if why else f'exit status {self.ranks[0].returncode}'}, see {self.log}")
+
+    def close(self):
+        """No more turns: the training loops end, and with them the processes."""
+        for process in self.ranks:
+            process.stdin.close()
+        try:
+            for process in self.ranks:
+                process.wait(30)
+        except subprocess.TimeoutExpired:
+            print(f"note: {self.log.stem} did not end by itself", flush=True)
+        self.kill()
+        self.log.unlink(missing_ok=True)
+
+    def kill(self):
+        for process in self.ranks:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def surroundings(way, device, ranks, rank, port):
+    """The environment of a rank: that of torchrun where there are several, or where the way wants a launcher."""
+    environ = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if device == "cuda":  # some ways use every GPU they see
+        visible = environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(ranks)))
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:ranks])
+    if (ranks > 1 and not way.alone) or way.module == "deepspeed_zero2":  # which looks for MPI else
+        environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        environ |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environ["TORCHELASTIC_RUN_ID"] = "compare"  # by which Lightning knows torchrun
+    return environ
+
+
+def start_record(way, ranks, args, questions, features, surrounding):
+    """The record of a way before its first turn."""
+    meta = features.meta
+    data = {"file": questions.path.name, "sha256": questions.sha256}
+    data |= {key: meta[key] for key in ("version", "questions", "windows", "tokens")}
+    with torch.device("meta"):
+        network = build_network(args.shape)
+    parameters, outside = count_parameters(network)
+    dropout = args.attention_dropout
+    if way.module == "this_project":
+        dropout = 0.0
+    elif dropout is None:
+        dropout = network.config.attention_probs_dropout_prob
+    arguments = {"batch_size": way.batch_size * ranks, "pad_to": way.pad_to, **way.options}
+    arguments |= {"max_length": 384, "overlap": 128, "attention_dropout": dropout, "seconds": args.seconds}
+    return {
+        "schema": SCHEMA,
+        "status": "running",
+        "started": time.time(),
+        **surrounding,
+        "way": way.name,
+        "strategy": way.name,
+        "arguments": arguments,
+        "data": {"name": questions.path.name, "train": data},
+        "model": {
+            "name": args.shape,
+            "type": network.config.model_type,
+            "dropout": network.config.hidden_dropout_prob,
+            "parameters": parameters,
+            "parameters_outside_embeddings": outside,
+        },
+        "world_size": ranks,
+        "nodes": 1,
+        "hosts": [socket.gethostname()] * ranks,
+        "gpus": [],
+        "cpus": cpu_count(),
+        "precision": way.precision,
+        "attention": "padded",
+        "compile": False,
+        "seconds": {},
+        "epochs": [],  # none is whole
+        "rounds": [],
+    }
+
+
+def add_round(record, replies, on_cuda):
+    """Put one turn into a way's record. replies: see Processes.turn; windows a second are the median of all turns."""
+    first = replies[0]
+    names = [name for reply in replies for name in reply["devices"]]
+    speed = record["arguments"]["batch_size"] * first["steps"] / first["seconds"]
+    record["rounds"].append(
+        {"windows_per_second": speed, **{key: first[key] for key in ("steps", "seconds", "cpu_seconds")}}
+    )
+    record |= {key: first[key] for key in ("threads", "precision", "attention", "compile")}
+    record |= {"gpus": names} if on_cuda else {"device": names[0]}
+    record |= {
+        "status": "finished",
+        "windows_per_second": statistics.median(speeds(record)),
+        "peak_memory_bytes": [count for reply in replies for count in reply["peak_memory_bytes"]],
+    }
+    return record
+
+
+def speeds(record):
+    """Windows a second of each turn."""
+    return [one["windows_per_second"] for one in record["rounds"]]
+
+
+def read_records(folder):
+    """{way's name and ranks: record} of a folder that --out names; empty if there is none."""
+    records = {}
+    for path in sorted(Path(folder).glob("*.json")):
+        try:
+            record = json.loads(path.read_text())
+        except (OSError, ValueError):
+            record = None
+        if not isinstance(record, dict) or not {"way", "world_size", "rounds"} <= record.keys():
+            raise UserError(f"{path}: not a record of benchmarks.compare; name another --out")
+        records[path.stem] = record
+    return records
+
+
+def rows(records):
+    """What the tables say, a dict for each measured way. records: see `read_records`."""
+    order = [way.name for way in WAYS]
+    found = []
+    for record in sorted(records.values(), key=lambda one: (one["world_size"], order.index(one["way"]))):
+        if not record["rounds"]:
+            continue
+        ranks, batch = record["world_size"], record["arguments"]["batch_size"]
+        ours = records.get(f"this-project-{batch // ranks}-x{ranks}", {}).get("windows_per_second")
+        median, least, most = (f(speeds(record)) for f in (statistics.median, min, max))
+        found.append(
+            {
+                "way": record["way"],
+                "ranks": str(ranks),
+                "batch": str(batch),
+                "precision": record["precision"],
+                "padded to": str(record["arguments"]["pad_to"] or "longest")
+                if record["attention"] == "padded"
+                else "-",
+                "windows/s": speed_text(median),
+                "least": speed_text(least),
+                "most": speed_text(most),
+                "ours ÷ it": f"{ours / median:.2f}" if ours else "-",
+                "GB a rank": f"{max(record['peak_memory_bytes']) / 1e9:.1f}",
+            }
+        )
+    return found
+
+
+def speed_text(speed):
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.1f}"
+
+
+def table(found):
+    """Rows (dicts of texts with the same keys) as lines of a Markdown table."""
+    cells = [tuple(found[0]), *(tuple(row.values()) for row in found)] if found else []
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, tuple("-" * width for width in widths))
+    return "\n".join("| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells)
+
+
+def missing(records):
+    """A line for each way that could not be measured, or not to the end."""
+    return [
+        f"{one['way']} on {one['world_size']}: {one['error']}" for one in records.values() if one["status"] == "failed"
+    ]
+
+
+def main():
+    args = build_parser().parse_args()
+    out = Path(args.out)
+    records = read_records(out)
+    if args.rounds:
+        if records:
+            raise UserError(f"{out}: holds records already; name another --out, or --rounds 0 to show them")
+        records = compare(args, out)
+    found = rows(records)
+    if found:
+        print(table(found))
+    for line in missing(records):
+        print(f"not measured: {line}")
+    return int(not found)
+
+
+def compare(args, out):
+    """Measure; returns {way's name and ranks: record}, which lie in the folder `out` as well."""
+    gpus = torch.cuda.device_count() if args.device != "cpu" else 0
+    on_cuda = args.device == "cuda" or gpus > 0
+    args.device = "cuda" if on_cuda else "cpu"
+    if on_cuda and args.ranks > gpus:
+        raise UserError(f"--ranks {args.ranks}: {gpus} GPUs are visible")
+    began = time.perf_counter()
+
+    def log(text):
+        print(f"{time.perf_counter() - began:6.1f} s  {text}", flush=True)
+
+    questions, _, features = load_windows(args)  # the ways find them in the cache
+    largest = max(way.batch_size for way in WAYS) * args.ranks
+    if len(trainable_windows(features)) < largest:
+        raise UserError(f"{questions.path}: has fewer than the {largest} windows of the largest batch")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be made: {error.strerror}; name another --out") from None
+    surrounding, records, running = environment(), {}, {}
+    for package in filter(importlib.util.find_spec, ("accelerate", "lightning", "deepspeed")):
+        surrounding["versions"][package] = metadata.version(package)
+
+    def save(name, **changes):
+        records[name] |= changes
+        write_json(out / f"{name}.json", records[name], indent=1)
+
+    def fail(name, error):
+        save(name, status="failed", error=str(error))
+        running.pop(name, None)
+        log(f"{name}: {error}")
+
+    def warm(name, way, processes):
+        started = time.perf_counter()
+        processes.turn(1, args.warmup * (way.warmup if on_cuda else 1))
+        return time.perf_counter() - started
+
+    ways = {f"{way.name}-x{args.ranks}": way for way in chosen_ways(args, on_cuda)}
+    try:
+        for name, way in ways.items():
+            records[name] = start_record(way, args.ranks, args, questions, features, surrounding)
+            hindrance = obstacle(way, args.ranks, on_cuda)
+            if hindrance:
+                fail(name, hindrance)
+            else:
+                running[name] = Processes(way, args, args.ranks, out / f"{name}.log")
+        with concurrent.futures.ThreadPoolExecutor(args.together or (4 if on_cuda else 1)) as pool:
+            warming = {pool.submit(warm, name, ways[name], running[name]): name for name in running}
+            for future in concurrent.futures.as_completed(warming):
+                name = warming[future]
+                try:
+                    save(name, seconds={"start": future.result()})
+                    log(f"{name}: warm")
+                except Failure as error:
+                    fail(name, error)
+        steps = {}
+        for number in range(args.rounds + 1):  # round 0 finds how many steps a turn has
+            for name in [name for name in ways if name in running]:
+                cycle = ways[name].cycle
+                try:
+                    replies = running[name].turn(LEAD, max(steps.get(name, 5), cycle))
+                except Failure as error:
+                    fail(name, error)
+                    continue
+                if number == 0:
+                    a_second = replies[0]["steps"] / replies[0]["seconds"]
+                    steps[name] = max(1, round(a_second * args.seconds / cycle)) * cycle
+                    continue
+                save(name, **add_round(records[name], replies, on_cuda))
+                log(f"round {number}/{args.rounds}  {name}: {speed_text(speeds(records[name])[-1])} windows/s")
+    finally:
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            list(pool.map(Processes.close, running.values()))
+    return records
+
+
+if __name__ == "__main__":
+    errors.run(main)

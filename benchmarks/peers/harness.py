@@ -1,0 +1,179 @@
+"""What the ways share, so that each of them is its users' code and little more: windows, network, clock, turns.
+
+As a program it is one rank of one way: `benchmarks.compare` starts it, gives it turns on stdin and reads its figures.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from benchmarks.workload import build_network, load_windows
+from common import errors, runtime
+from common.features import trainable_windows
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train: a module of benchmarks.peers and what it is asked for.
+
+    batch_size: windows of each rank. precision: on GPUs. pad_to: tokens in every row; None: the batch's longest window.
+    options: for the module. ranks: "one", "many" or "any". needs: a package beyond requirements.txt. gpus_from: the
+    number of ranks from which it runs on GPUs only. alone: one process takes all GPUs. cycle: time multiples of so many
+    steps. warmup: times the usual one, on GPUs.
+    """
+
+    name: str
+    module: str
+    batch_size: int
+    precision: str = "auto"
+    pad_to: int | None = None
+    options: dict = field(default_factory=dict)
+    ranks: str = "any"
+    needs: str | None = None
+    gpus_from: int | None = None
+    alone: bool = False
+    cycle: int = 1
+    warmup: int = 1
+
+
+class PaddedWindows(torch.utils.data.Dataset):
+    """The windows with a label as transformers' question-answering networks take them: one dict each.
+
+    length: tokens to pad to. None leaves that to the collator, which takes lists.
+    """
+
+    def __init__(self, features, length):
+        self.features, self.length = features, length
+        self.windows = trainable_windows(features)
+
+    def __len__(self):
+        return len(self.windows)
+
+    def __getitem__(self, index):
+        features, window = self.features, self.windows[index]
+        begin, end = features.offsets[window], features.offsets[window + 1]
+        tokens, context_at = end - begin, features.context_at[window]
+        length = self.length or tokens
+        ids = np.full(length, features.pad_id, np.int64)
+        ids[:tokens] = features.input_ids[begin:end]
+        types, mask = np.zeros((2, length), np.int64)
+        types[context_at:tokens] = features.token_type
+        mask[:tokens] = 1
+        item = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+        item = {name: torch.from_numpy(row) if self.length else row.tolist() for name, row in item.items()}
+        return item | {"start_positions": int(features.start[window]), "end_positions": int(features.end[window])}
+
+
+class Bench:
+    """One way on one rank, in a process of its own that stands still between its turns.
+
+    turns: an iterator of (steps, timed steps). reply: called after each turn with its figures.
+    """
+
+    def __init__(self, way, shape, attention_dropout, features, tokenizer, device, ranks, turns, reply):
+        self.way, self.shape, self.attention_dropout = way, shape, attention_dropout
+        self.features, self.tokenizer, self.device = features, tokenizer, device
+        self.rank, self.world_size = ranks
+        self.turns, self.reply, self.done = turns, reply, 0
+        self.precision = runtime.choose_precision(way.precision if device.type == "cuda" else "fp32", device)
+        self.attention, self.compile = "padded", bool(way.options.get("compile")) and device.type == "cuda"
+        self.untimed, self.last = self.next_turn()
+
+    def next_turn(self):
+        """(step after which the clock starts, last step) of the next turn, waiting for it; None if all is over."""
+        untimed, timed = next(self.turns, (0, 0))
+        return (self.done + untimed, self.done + untimed + timed) if timed else (None, None)
+
+    def step(self):
+        """Called by the loop after an optimizer step, waits after the last of a turn; returns whether all is over."""
+        self.done += 1
+        if self.done == self.untimed:
+            runtime.synchronize(self.device)
+            self.began = time.perf_counter(), time.process_time()
+        if self.done != self.last:
+            return False
+        runtime.synchronize(self.device)
+        seconds, cpu = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
+        devices = [self.device]
+        if self.way.alone and self.device.type == "cuda":
+            devices = [torch.device("cuda", i) for i in range(self.world_size)]
+        self.reply(
+            {
+                "steps": self.last - self.untimed,
+                "seconds": seconds,
+                "cpu_seconds": cpu,  # less than seconds times threads where others took the CPU
+                "peak_memory_bytes": [runtime.peak_memory(device) for device in devices],
+                "devices": [runtime.device_name(device) for device in devices],
+                "threads": torch.get_num_threads(),
+                "precision": self.precision,
+                "attention": self.attention,
+                "compile": self.compile,
+            }
+        )
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # room for the other ways
+        self.untimed, self.last = self.next_turn()
+        return self.last is None
+
+    def padded(self):
+        """The network, the data set and its collator, as transformers' run_qa.py makes them."""
+        from transformers import DataCollatorWithPadding, default_data_collator
+
+        dropout = self.attention_dropout
+        changes = {} if dropout is None else {"attention_probs_dropout_prob": dropout}
+        network = build_network(self.shape, **changes)
+        dataset, collate = PaddedWindows(self.features, self.way.pad_to), default_data_collator
+        if self.way.pad_to is None:
+            collate = DataCollatorWithPadding(
+                self.tokenizer, pad_to_multiple_of=8 if self.precision == "bf16" else None
+            )
+        return network.train(), dataset, collate
+
+    def loader(self, dataset, collate, batch_size=None, sampler=None):
+        """A DataLoader of whole batches."""
+        size = batch_size or self.way.batch_size
+        return DataLoader(dataset, size, shuffle=sampler is None, sampler=sampler, collate_fn=collate, drop_last=True)
+
+
+def epochs(loader):
+    """The batches of a loader, epoch after epoch."""
+    while True:
+        yield from loader
+
+
+def main():
+    given = json.loads(sys.argv[1])
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is for the log
+    way, args = Way(**given["way"]), argparse.Namespace(**given["args"])
+    rank, world_size = int(os.environ.get("RANK", 0)), given["ranks"]
+    device = torch.device("cpu")
+    if args.device == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    runtime.quiet_warnings()
+    _, tokenizer, features = load_windows(args, builds=False)
+    module = importlib.import_module(f"benchmarks.peers.{way.module}")
+    turns = (json.loads(line) for line in sys.stdin)
+
+    def reply(figures):
+        print(json.dumps(figures), file=replies, flush=True)
+
+    bench = Bench(
+        way, args.shape, args.attention_dropout, features, tokenizer, device, (rank, world_size), turns, reply
+    )
+    module.train(bench)
+    if bench.last is not None:
+        raise RuntimeError("the training loop ended by itself")
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,31 @@
+"""This project: the steps of baseline.py, distributed_ddp.py and distributed_fsdp.py on packed batches."""
+
+import argparse
+
+from benchmarks.steps import Setting
+from common import runtime
+from common.model import register_attention
+
+
+def train(bench):
+    args = argparse.Namespace(shape=bench.shape, precision=bench.precision, attention="auto")
+    vars(args).update(attention_dropout=0.0, deterministic=False, compile=None, cuda_graphs=None, eval_tokens=None)
+    if bench.device.type == "cuda":  # and its stream
+        bench.device = runtime.choose_device("cuda", bench.device.index)
+    runtime.resolve_hardware(args, bench.device)
+    register_attention()
+    if bench.world_size > 1:
+        from common import distributed
+
+        distributed.start(bench.device)
+    strategy = bench.way.options.get("strategy", "baseline" if bench.world_size == 1 else "ddp")
+    batch_size = bench.way.batch_size * bench.world_size
+    setting = Setting(strategy, batch_size, args, bench.features, bench.device, bench.rank, bench.world_size)
+    bench.attention, bench.compile = setting.model.attention, args.compile
+    while True:
+        setting.step()
+        if bench.step():
+            break
+    if bench.world_size > 1:
+        del setting
+        distributed.finish()

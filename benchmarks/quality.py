@@ -1,0 +1,143 @@
+"""The usual way to its F1: Hugging Face Trainer trains as run_qa.py does, and this project scores after each epoch.
+
+    python -m benchmarks.quality --seed 0                                     (tuned: bf16, torch_compile)
+    python -m benchmarks.quality --seed 0 --precision fp32 --no-compile       (plain)
+
+The recipe is run_qa.py's, windows padded to --max-length: batch 32, a learning rate of 5e-5 that falls linearly to 0,
+no weight decay, 2 epochs. The options are those of baseline.py, and so is the run folder: F1 and seconds of training
+stand beside those of its runs; no model is kept.
+"""
+
+import os
+import tempfile
+import time
+
+import torch
+import transformers
+
+from benchmarks.peers.harness import PaddedWindows
+from common import errors, runtime
+from common.args import build_parser, resolve
+from common.errors import UserError
+from common.evaluation import Selection, evaluate, first_threshold, write_results
+from common.features import load_tokenizer, prepare
+from common.model import compute_in, load_model
+from common.record import RunFolder, describe
+from common.squad import question_sets
+
+RECIPE = {"batch_size": 32, "learning_rate": 5e-5, "warmup": 0.0, "weight_decay": 0.0}
+KEPT = (  # the options of baseline.py that mean the same here
+    *("train_file", "dev_file", "dev_fraction", "split_by", "max_train_examples", "max_dev_examples", "max_length"),
+    *("overlap", "cache_dir", "model", "epochs", "batch_size", "learning_rate", "warmup", "weight_decay"),
+    *("max_grad_norm", "seed", "select", "device", "precision", "compile", "max_answer_tokens", "n_best"),
+    *("eval_tokens", "run_name", "runs_dir", "first_answer_only"),
+)
+
+
+class Epochs(transformers.TrainerCallback):
+    """Times each epoch and gives its training figures to `score`, outside the clock."""
+
+    def __init__(self, device, score):
+        self.device, self.score = device, score
+
+    def now(self):
+        runtime.synchronize(self.device)
+        return time.perf_counter()
+
+    def on_epoch_begin(self, *_, **__):
+        self.began = self.now()
+
+    def on_epoch_end(self, *_, **__):
+        self.seconds = self.now() - self.began
+
+    def on_log(self, args, state, control, logs, **__):
+        if "loss" in logs:  # the epoch's mean, which comes after its end
+            self.score({"epoch": round(state.epoch), "train_loss": logs["loss"], "train_seconds": self.seconds})
+
+
+def main():
+    parser = build_parser(__doc__.split("\n")[0])
+    parser.set_defaults(**RECIPE)
+    args = resolve(parser)
+    for action in parser._actions:
+        if action.dest not in (*KEPT, "help") and getattr(args, action.dest) != action.default:
+            raise UserError(f"{action.option_strings[0]}: not an option here; the Trainer keeps its own way")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]  # a Trainer spreads over all the GPUs it sees
+    device = runtime.choose_device(args.device)
+    runtime.quiet_warnings()
+    runtime.resolve_hardware(args, device)
+    runtime.seed_everything(args.seed)
+    tokenizer, sets = load_tokenizer(args.model_path), question_sets(**args.questions)
+    clock = time.perf_counter()
+    features = {
+        name: prepare(questions, tokenizer, args.max_length, args.overlap, args.cache_dir)
+        for name, questions in sets.items()
+    }
+    seconds = {"prepare_data": time.perf_counter() - clock}
+    clock = time.perf_counter()
+    judge = load_model(args.model_path, args.attention, vocabulary=len(tokenizer)).to(device)  # for the scores
+    compute_in(judge, runtime.HALF.get(args.precision))
+    transformers.logging.set_verbosity_error()  # it would report the new head at length
+    runtime.seed_everything(args.seed)
+    network = transformers.AutoModelForQuestionAnswering.from_pretrained(
+        args.model_path, dtype=torch.float32, local_files_only=True, use_safetensors=True
+    )
+    seconds["load"] = time.perf_counter() - clock
+    threshold, selection = first_threshold(features), Selection(args.select, patience=0)
+    windows = PaddedWindows(features["train"], args.max_length)
+
+    with RunFolder(args.runs_dir, args.run_name) as folder, tempfile.TemporaryDirectory() as scratch:
+        places = [runtime.place(0, 0, device)]
+        folder.update(describe(args, "hf-trainer", judge, sets, features, 1, places, seconds) | {"attention": "padded"})
+
+        def score(epoch):
+            clock = time.perf_counter()
+            judge.network.load_state_dict(network.state_dict())
+            result = evaluate(
+                judge, features["dev"], sets["dev"].data, args, device, threshold, 0, 1, lambda one: [one]
+            )
+            epoch |= {name: value for name, value in result.figures.items() if value is not None}
+            epoch |= {"evaluation_seconds": time.perf_counter() - clock}
+            epoch["windows_per_second"] = len(windows) / epoch["train_seconds"]
+            epoch["best"] = selection.update(epoch["epoch"], result.figures)
+            if epoch["best"]:
+                write_results(folder.path, result)
+            folder.record["epochs"].append(epoch)
+            folder.update({"peak_memory_bytes": [runtime.peak_memory(device)]})
+            training = f"train loss {epoch['train_loss']:.4f} in {epoch['train_seconds']:.1f} s"
+            print(f"epoch {epoch['epoch']}: {training}; dev {result}", flush=True)
+
+        training_args = transformers.TrainingArguments(
+            output_dir=scratch,
+            num_train_epochs=args.epochs,
+            per_device_train_batch_size=args.batch_size,
+            learning_rate=args.learning_rate,
+            warmup_steps=args.warmup,
+            weight_decay=args.weight_decay,
+            max_grad_norm=args.max_grad_norm,
+            bf16=args.precision == "bf16",
+            fp16=args.precision == "fp16",
+            torch_compile=args.compile,
+            logging_strategy="epoch",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=device.type == "cpu",
+            seed=args.seed,
+        )
+        trainer = transformers.Trainer(
+            model=network,
+            args=training_args,
+            train_dataset=windows,
+            processing_class=tokenizer,
+            data_collator=transformers.default_data_collator,
+            callbacks=[Epochs(device, score)],
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        print(f"best epoch: {selection.epoch}; run folder: {folder.path}")
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,177 @@
+"""Writes the README's performance section from the committed records, so that no figure in it is typed.
+
+    python -m benchmarks.readme
+
+The section stands between two marker lines; a test asserts that it is what this command would write.
+"""
+
+import json
+import statistics
+
+from benchmarks import compare, scaling
+from common import errors
+from common.errors import UserError
+from common.squad import ROOT
+
+BEGIN = "<!-- written by `python -m benchmarks.readme` from benchmarks/records -->\n"
+END = "<!-- end of what benchmarks.readme writes -->\n"
+RECORDS = ROOT / "benchmarks" / "records"
+
+
+def section(records=RECORDS):
+    """The text between the markers: for each kind of record its tables, or a line that says there is none."""
+    parts = []
+    for title, pattern, tell, command in (
+        ("This project and others, on the same windows", "peers-*", peers, "compare"),
+        ("The same on a CPU", "cpu-trainer", peers, "compare"),
+        ("Training steps", "steps-*", steps, "steps"),
+        ("Scaling", "scaling-*", scaled, "scaling"),
+        ("Quality against time", "quality-*", quality, "quality"),
+    ):
+        folders = sorted(folder for folder in records.glob(pattern) if folder.is_dir())
+        told = [tell(folder) for folder in folders]
+        missing = f"No record yet: `python -m benchmarks.{command}` makes one ([how](benchmarks/README.md))."
+        parts.append(f"### {title}\n\n" + ("\n\n".join(told) or missing))
+    return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def read(path):
+    """The JSON in a file, or of each of its lines that holds an object."""
+    text = path.read_text()
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def read_folder(folder):
+    return [record for path in sorted(folder.iterdir()) if path.is_file() for record in read(path)]
+
+
+def each(values):
+    """Different values in one text, in order."""
+    return ", ".join(dict.fromkeys(map(str, values)))
+
+
+def spread(median, least, most, form=compare.speed_text):
+    return f"{form(median)} ({form(least)} to {form(most)})"
+
+
+def caption(folder, model, device, torch, what):
+    source = f"`benchmarks/records/{folder.name}`"
+    return f"{', '.join(filter(None, (model, device, torch and f'torch {torch}')))}; {what} ({source}).\n\n"
+
+
+def peers(folder):
+    """compare's table."""
+    records = compare.read_records(folder)
+    measured = [one for one in records.values() if one["rounds"]]
+    rounds = each(len(one["rounds"]) for one in measured)
+    found = []
+    for row in compare.rows(records):
+        row["windows/s"] = f"{row['windows/s']} ({row.pop('least')} to {row.pop('most')})"
+        row["way"] = f"`{row['way']}`"
+        found.append(row)
+    text = caption(
+        folder,
+        each(one["model"]["name"] for one in measured),
+        each(name for one in measured for name in (one["gpus"] or [f"{one['device']}, {one['threads']} threads"])),
+        each(one["versions"]["torch"] for one in measured),
+        f"all ways in turn, median of {rounds} turns (least to most)",
+    )
+    missing = compare.missing(records)
+    return text + compare.table(found) + ("\n\nNot measured: " + "; ".join(missing) + "." if missing else "")
+
+
+def steps(folder):
+    """Lines of benchmarks.steps as a table."""
+    lines = sorted(
+        read_folder(folder), key=lambda one: (one["shape"], one["ranks"], one["strategy"], one["batch_size"])
+    )
+    found = []
+    for one in lines:
+        row = {"model": one["shape"], "GPUs": str(one["ranks"]), "strategy": one["strategy"]}
+        row |= {"attention": one["attention"]} if "attention" in one else {}
+        row |= {"batch": str(one["batch_size"]), "windows/s": spread(*one["windows_per_second"])}
+        row |= {"ms a step": f"{one['ms_a_step']:.1f}", "useful TFLOP/s": f"{one['useful_tflops']:.0f}"}
+        found.append(row | {"GB a GPU": f"{one['peak_memory_gb']:.1f}"})
+    device = each(one["device"] for one in lines if "device" in one)
+    what = "steady state, median of the repeats (least to most); useful: real tokens alone"
+    return caption(folder, "", device, "", what) + compare.table(found)
+
+
+def scaled(folder):
+    """scaling's table."""
+    studies = read_folder(folder)
+    results = [one for study in studies for one in study["results"]]
+    rows = [row for study in studies for row in study["rows"]]
+    device = each(one["device"] for one in results if "device" in one)
+    versions = each(study["versions"]["torch"] for study in studies)
+    what = "speed-up over one GPU, weak: the same windows per GPU, strong: in all"
+    return caption(folder, each(one["shape"] for one in results), device, versions, what) + scaling.table(rows)
+
+
+def quality(folder):
+    """F1 and seconds of training of whole runs, by recipe, as a table."""
+    runs = read_folder(folder)
+    recipes = {}
+    for run in runs:
+        arguments = run["arguments"]
+        key = (run["strategy"], run["precision"], run["attention"], arguments["batch_size"], arguments["learning_rate"])
+        recipes.setdefault((*key, arguments["epochs"], bool(run["compile"])), []).append(run)
+    target = min(max(epoch["f1"] for epoch in run["epochs"]) for run in runs)
+    found = []
+    for (strategy, precision, attention, batch, rate, epochs, compiled), same in sorted(recipes.items()):
+        best = [max(run["epochs"], key=lambda epoch: epoch["f1"]) for run in same]
+        seconds = [sum(epoch["train_seconds"] for epoch in run["epochs"]) for run in same]
+        found.append(
+            {
+                "trained by": "Hugging Face Trainer" if strategy == "hf-trainer" else strategy,
+                "recipe": f"{precision}{', compiled' if compiled else ''}, "
+                f"{'padded' if attention == 'padded' else 'packed'}, batch {batch}, {rate:g}, {epochs} epochs",
+                "seeds": str(len(same)),
+                "EM": mean(epoch["exact"] for epoch in best),
+                "F1": mean(epoch["f1"] for epoch in best),
+                "seconds of training": spread(statistics.median(seconds), min(seconds), max(seconds), "{:.0f}".format),
+                "last epoch": f"{statistics.median(run['epochs'][-1]['train_seconds'] for run in same):.1f}",
+                f"seconds to F1 {target:.1f}": f"{statistics.median(seconds_to(run, target) for run in same):.0f}",
+            }
+        )
+    model = each(run["model"]["name"] for run in runs) + " on " + each(run["data"]["name"] for run in runs)
+    device, versions = (
+        each(run["gpus"][0] for run in runs if run["gpus"]),
+        each(run["versions"]["torch"] for run in runs),
+    )
+    what = "mean ± standard deviation over the seeds; seconds of training alone, with what compiles in the first epoch"
+    return caption(folder, model, device, versions, what) + compare.table(found)
+
+
+def mean(values):
+    values = list(values)
+    return f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def seconds_to(run, target):
+    """Seconds of training to the end of the first epoch with this F1, which the run reaches."""
+    seconds = 0.0
+    for epoch in run["epochs"]:
+        seconds += epoch["train_seconds"]
+        if epoch["f1"] >= target:
+            break
+    return seconds
+
+
+def rewrite(text, new):
+    """The README's text with `new` between the markers."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
+        raise UserError(f"README.md: needs these two lines, once each and in this order:\n{BEGIN}{END}".rstrip())
+    return text[: text.index(BEGIN)] + BEGIN + new + text[text.index(END) :]
+
+
+def main():
+    path = ROOT / "README.md"
+    path.write_text(rewrite(path.read_text(), section()))
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,227 @@
+"""BERT's encoder layer over packed windows, forward and backward by hand: eight matrix products and six kernels.
+
+torch.compile needs about a minute for the same on a cold start, and gives back what it can prove; this knows more. That
+a bias is added, and its gradient summed, beside other work; that the gradients of queries, keys and values meet in one
+product, with the residual's added by it; that weight gradients leave their products in fp32. Measured in
+benchmarks/NOTES.md.
+"""
+
+import importlib.util
+
+import torch
+from torch import nn
+
+NAMES = (  # a layer's parameters, as BERT and its likes (RoBERTa, ELECTRA, …) name them
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+
+
+def product(a, b, dtype):
+    """a.T @ b in `dtype`: the sums of half-precision products are fp32 inside, and may leave as such."""
+    if a.is_cuda and dtype == torch.float32:
+        return torch.mm(a.t(), b, out_dtype=dtype)
+    return torch.mm(a.t(), b).to(dtype)
+
+
+class FusedLayer(torch.autograd.Function):
+    """x [T, C] and a layer's weights and biases in the order of NAMES -> the layer's output [T, C]."""
+
+    @staticmethod
+    def forward(ctx, x, heads, cu_seqlens, max_length, dropout, eps, seeds, halves, *weights):
+        from common import kernels
+
+        wq, bq, wk, bk, wv, bv, wo, bo, norm1, shift1, wi, bi, wd, bd, norm2, shift2 = weights
+        if halves is None:  # the weights are half already, as FSDP's are, which it may free until the backward pass
+            wqkv, bqkv, kept = torch.cat([wq, wk, wv]), torch.cat([bq, bk, bv]), (wq, wk, wv)
+        else:
+            wqkv, bqkv, wo, wi, wd = halves
+            kept = (wqkv,)
+        qkv = torch.addmm(bqkv, x, wqkv.t())
+        attended, lse = kernels.attention_forward(qkv, heads, cu_seqlens, max_length)
+        middle, saved1 = kernels.add_norm(attended @ wo.t(), bo, x, norm1, shift1, eps, dropout, seeds, 0)
+        up = middle @ wi.t()
+        active = kernels.gelu(up, bi)
+        out, saved2 = kernels.add_norm(active @ wd.t(), bd, middle, norm2, shift2, eps, dropout, seeds, 1)
+        ctx.max_length, ctx.dropout = max_length, dropout
+        ctx.save_for_backward(
+            x, qkv, attended, lse, middle, up, active, *saved1, *saved2, wo, wi, wd, bi, norm1, norm2, cu_seqlens,
+            seeds, *kept,
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        from common import kernels
+
+        x, qkv, attended, lse, middle, up, active, *saved = ctx.saved_tensors[:13]
+        wo, wi, wd, bi, norm1, norm2, cu_seqlens, seeds, *kept = ctx.saved_tensors[13:]
+        dropout, dtype = ctx.dropout, bi.dtype  # that of the parameters, and so of their gradients
+        grad, dmiddle, parts2 = kernels.add_norm_backward(grad.contiguous(), saved[3:], norm2, dropout, seeds, 1)
+        dwd = product(grad, active, dtype)
+        dup, parts_up = kernels.gelu_backward(grad @ wd, up, bi)
+        dwi = product(dup, middle, dtype)
+        dmiddle = dmiddle.addmm_(dup, wi)
+        grad, dx, parts1 = kernels.add_norm_backward(dmiddle, saved[:3], norm1, dropout, seeds, 0)
+        dwo = product(grad, attended, dtype)
+        dqkv = kernels.attention_backward(grad @ wo, qkv, attended, lse, cu_seqlens, ctx.max_length)
+        dwq, dwk, dwv = product(dqkv, x, dtype).chunk(3)
+        dx = dx.addmm_(dqkv, kept[0] if len(kept) == 1 else torch.cat(kept))
+        sums = [total.to(dtype) for total in kernels.column_sums(kernels.row_sums(dqkv), parts1, parts_up, parts2)]
+        (dbq, dbk, dbv), (dnorm1, dshift1, dbo), (dnorm2, dshift2, dbd) = (sums[i].chunk(3) for i in (0, 1, 3))
+        gradients = (
+            dwq, dbq, dwk, dbk, dwv, dbv, dwo, dbo, dnorm1, dshift1, dwi, sums[2], dwd, dbd, dnorm2, dshift2,
+        )  # fmt: skip
+        return dx, None, None, None, None, None, None, None, *gradients
+
+
+class FusedEmbedding(torch.autograd.Function):
+    """Token ids, positions and types [T], and the weights of the embeddings -> [T, C] in `dtype`."""
+
+    @staticmethod
+    def forward(ctx, ids, positions, types, eps, dropout, seed, padding, dtype, word, position, kind, weight, shift):
+        from common import kernels
+
+        tables = word, position, kind, weight, shift
+        out, saved = kernels.embed(ids, positions, types, *tables, eps, dropout, seed, dtype)
+        ctx.dropout, ctx.padding, ctx.rows = dropout, padding, (len(word), len(position))
+        ctx.save_for_backward(ids, positions, types, weight, seed, *saved)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        from common import kernels
+
+        ids, positions, types, weight, seed, *saved = ctx.saved_tensors
+        dsum, (dweight, dshift, *dkinds) = kernels.embed_backward(
+            grad.contiguous(), saved, types, weight, ctx.dropout, seed
+        )
+        dword, dposition = (
+            dsum.new_zeros(rows, dsum.shape[1]).index_add_(0, index, dsum)
+            for rows, index in zip(ctx.rows, (ids, positions), strict=True)
+        )
+        if ctx.padding is not None:  # nn.Embedding does not learn that row
+            dword[ctx.padding].zero_()
+        gradients = dword, dposition, torch.stack(dkinds), dweight, dshift
+        return *[None] * 8, *(gradient.to(weight.dtype) for gradient in gradients)
+
+
+class Halves:
+    """Half-precision copies of the weights that enter the products of all fused layers, made by one kernel."""
+
+    def __init__(self, layers):
+        self.layers, self.copies = layers, {}
+
+    def of(self, layer, dtype):
+        """(wqkv, bqkv, wo, wi, wd) of a layer, None if its weights have this type; the first layer casts for all."""
+        if layer.output.dense.weight.dtype == dtype:
+            return None
+        if layer is self.layers[0]:
+            self.copies, copies, weights = {}, [], []
+            for one in self.layers:
+                query, key, value, wo, _, wi, wd, _ = one.parts()
+                wqkv = query.weight.new_empty(3 * len(query.bias), query.weight.shape[1], dtype=dtype)
+                bqkv = wqkv.new_empty(len(wqkv))
+                rest = [torch.empty_like(part.weight, dtype=dtype) for part in (wo, wi, wd)]
+                copies += [*wqkv.chunk(3), *bqkv.chunk(3), *rest]
+                weights += [part.weight for part in (query, key, value)] + [part.bias for part in (query, key, value)]
+                weights += [part.weight for part in (wo, wi, wd)]
+                self.copies[one] = (wqkv, bqkv, *rest)
+            with torch.no_grad():
+                torch._foreach_copy_(copies, weights)
+        return self.copies[layer]
+
+
+class Fused:
+    """What the class of an encoder layer is mixed with by `fuse_layers`: the same parameters, another forward."""
+
+    def parts(self):
+        return [self.get_submodule(name) for name in NAMES]
+
+    def forward(self, hidden_states, attention_mask=None, *unused, packing, **named):
+        if attention_mask is not None:
+            raise ValueError("a fused layer takes packed windows, and got a mask")
+        weights = [tensor for part in self.parts() for tensor in (part.weight, part.bias)]
+        x, cu_seqlens = hidden_states.flatten(0, 1), packing["cu_seqlens"]
+        dropout = self.output.dropout.p if self.training else 0.0
+        seeds = torch.randint(2**31, (2,), device=x.device, dtype=torch.int32) if dropout else cu_seqlens
+        eps, heads = self.output.LayerNorm.eps, self.attention.self.num_attention_heads
+        halves = self.halves.of(self, x.dtype)
+        out = FusedLayer.apply(x, heads, cu_seqlens, packing["max_length"], dropout, eps, seeds, halves, *weights)
+        return out.view_as(hidden_states)
+
+
+class FusedEmbeddings:
+    """What the class of BERT's embeddings is mixed with by `fuse_layers`."""
+
+    def forward(self, input_ids, token_type_ids, position_ids, **unused):
+        tables = self.word_embeddings, self.position_embeddings, self.token_type_embeddings
+        weights = *(table.weight for table in tables), self.LayerNorm.weight, self.LayerNorm.bias
+        dropout = self.dropout.p if self.training else 0.0
+        seed = torch.randint(2**31, (1,), device=input_ids.device, dtype=torch.int32) if dropout else input_ids
+        out = FusedEmbedding.apply(
+            input_ids.flatten(),
+            position_ids.flatten(),
+            token_type_ids.flatten(),
+            self.LayerNorm.eps,
+            dropout,
+            seed,
+            self.word_embeddings.padding_idx,
+            getattr(self.LayerNorm, "output", weights[0].dtype),  # see compute_in
+            *weights,
+        )
+        return out.view(*input_ids.shape, -1)
+
+
+def can_fuse(layer):
+    """Whether an encoder layer is BERT's: these parameters and no others, exact GELU, one dropout, narrow heads."""
+    expected = {f"{name}.{kind}" for name in NAMES for kind in ("weight", "bias")}
+    if {name for name, _ in layer.named_parameters()} != expected:
+        return False
+    attention, output = layer.attention, layer.output
+    width = getattr(attention.self, "attention_head_size", 0)
+    return (
+        width in (16, 32, 64, 128)
+        and isinstance(layer.intermediate.intermediate_act_fn, (nn.GELU, gelu_class()))
+        and getattr(layer.intermediate.intermediate_act_fn, "approximate", "none") == "none"
+        and attention.output.dropout.p == output.dropout.p
+        and attention.output.LayerNorm.eps == output.LayerNorm.eps
+    )
+
+
+def gelu_class():
+    from transformers.activations import GELUActivation
+
+    return GELUActivation
+
+
+def can_fuse_embeddings(embeddings):
+    """Whether these are BERT's embeddings: of words, positions and two types, and a LayerNorm."""
+    names = {name for name, _ in embeddings.named_parameters()}
+    tables = {f"{name}_embeddings.weight" for name in ("word", "position", "token_type")}
+    return (
+        names == tables | {"LayerNorm.weight", "LayerNorm.bias"} and len(embeddings.token_type_embeddings.weight) == 2
+    )
+
+
+def fuse_layers(embeddings, layers):
+    """Let encoder layers that are BERT's run fused; False, and nothing done, if one is not or Triton is absent.
+
+    The embeddings too, if they are BERT's (RoBERTa's have one type).
+    """
+    triton = importlib.util.find_spec("triton") is not None and not torch.version.hip  # tuned for NVIDIA's cards
+    if not triton or not layers or not all(map(can_fuse, layers)):
+        return False
+    halves = Halves(layers)
+    for layer in layers:
+        layer.halves = halves
+        layer.__class__ = type(f"Fused{type(layer).__name__}", (Fused, type(layer)), {})
+    if can_fuse_embeddings(embeddings):
+        embeddings.__class__ = type(f"Fused{type(embeddings).__name__}", (FusedEmbeddings, type(embeddings)), {})
+    return True

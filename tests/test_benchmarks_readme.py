@@ -1,0 +1,90 @@
+"""The README's performance section is what the command writes from records."""
+
+import json
+import shutil
+import statistics
+
+import pytest
+from test_benchmarks import record_of
+from test_scaling import RESULTS
+from tiny import ROOT
+
+from benchmarks import readme, scaling
+from common.errors import UserError
+
+README = (ROOT / "README.md").read_text()
+RUNS = ROOT / "benchmarks" / "records" / "minilm-squad-v1.1"
+
+
+def write(folder, **records):
+    folder.mkdir()
+    for name, record in records.items():
+        (folder / f"{name}.json").write_text(json.dumps(record))
+
+
+def test_the_section_is_what_the_command_writes():
+    assert readme.rewrite(README, readme.section()) == README, "run `python -m benchmarks.readme`"
+    edited = README.replace(readme.END, "a figure typed by hand\n" + readme.END)
+    assert readme.rewrite(edited, readme.section()) != edited
+
+
+def test_missing_records_are_told(tmp_path):
+    text = readme.section(tmp_path)
+    assert text.count("No record yet: `python -m benchmarks.") == text.count("### ") == 5
+
+
+def test_peers(tmp_path):
+    ours = record_of("this-project-8", 100.0, 120.0, 110.0, attention="sdpa")
+    theirs, stopped = record_of("hf-trainer-8", 10.0, 9.0, 11.5), record_of("deepspeed-zero2-8")
+    stopped |= {"status": "failed", "error": "deepspeed is not installed"}
+    write(tmp_path / "peers-here", **{"this-project-8-x1": ours, "hf-trainer-8-x1": theirs, "deepspeed-x1": stopped})
+    text = readme.section(tmp_path)
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    assert cells[0] == [*["way", "ranks", "batch", "precision"], "padded to", "windows/s", "ours ÷ it", "GB a rank"]
+    assert cells[2] == ["`this-project-8`", "1", "8", "fp32", "-", "110 (100 to 120)", "1.00", "1.0"]
+    assert cells[3] == ["`hf-trainer-8`", "1", "8", "fp32", "384", "10.0 (9.0 to 11.5)", "11.00", "1.0"]
+    assert "median of 3 turns (least to most) (`benchmarks/records/peers-here`)" in text
+    assert "Not measured: deepspeed-zero2-8 on 1: deepspeed is not installed." in text
+
+
+def test_steps_and_scaling(tmp_path):
+    lines = [result | {"shape": "bert-base", "useful_tflops": 302.4, "device": "a card"} for result in RESULTS]
+    (tmp_path / "steps-card").mkdir()
+    (tmp_path / "steps-card" / "lines.json").write_text("\n".join(["a log line", *map(json.dumps, lines)]))
+    study = {"versions": {"torch": "2.11"}, "results": lines, "rows": scaling.rows(lines, [96], [384])}
+    write(tmp_path / "scaling-card", study=study)
+    text = readme.section(tmp_path)
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "| bert-base | 4 | ddp | 384 | 15,000 (14,990 to 15,010) | 25.6 | 302 | 3.5 |" in rows
+    assert scaling.table(study["rows"]) in text and text.count("a card") == 2
+
+
+def test_quality(tmp_path):
+    """Runs of one recipe are one row, with the spread over seeds and the time until all recipes' common F1."""
+    shutil.copytree(RUNS, tmp_path / "quality-card")
+    runs = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*.json"))]
+    slow = runs[0] | {"strategy": "hf-trainer", "precision": "fp32", "attention": "padded", "compile": False}
+    slow["epochs"] = [epoch | {"f1": 60.0 + i, "train_seconds": 100.0} for i, epoch in enumerate(slow["epochs"])]
+    (tmp_path / "quality-card" / "slow.json").write_text(json.dumps(slow))
+    rows = [line for line in readme.section(tmp_path).splitlines() if line.startswith("| ")]
+    ours, theirs = ([cell.strip() for cell in line.split("|")[1:-1]] for line in (rows[2], rows[3]))
+    f1 = [max(epoch["f1"] for epoch in run["epochs"]) for run in runs]
+    first = statistics.median(run["epochs"][0]["train_seconds"] for run in runs)
+    assert ours[:3] == ["baseline", "bf16, compiled, packed, batch 64, 0.0003, 2 epochs", "3"]
+    assert ours[4] == f"{statistics.mean(f1):.2f} ± {statistics.stdev(f1):.2f}" and ours[-1] == f"{first:.0f}"
+    assert (
+        theirs[0] == "Hugging Face Trainer"
+        and theirs[4] == "61.00"
+        and theirs[-3:]
+        == [
+            "200 (200 to 200)",
+            "100.0",
+            "200",
+        ]
+    )
+
+
+def test_without_markers_the_readme_is_left_alone():
+    for text in ("no markers", readme.END + readme.BEGIN, README + readme.END):
+        with pytest.raises(UserError, match="needs these two lines"):
+            readme.rewrite(text, "")
