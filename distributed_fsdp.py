@@ -12,7 +12,7 @@ import time
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from common import distributed, errors, runtime
+from common import checkpoint, distributed, errors, interrupts, runtime
 from common.args import banner, build_parser, resolve
 from common.batches import pack_steps, plan_epoch, prefetch
 from common.evaluation import (
@@ -55,7 +55,7 @@ def train_step(model, optimizer, scaler, max_grad_norm, device, world_size, micr
     return loss_sum, norm
 
 
-def train_one_epoch(run_step, scheduler, plan, step, features, args, device, rank, world_size, monitor):
+def train_one_epoch(run_step, scheduler, plan, step, features, args, device, rank, world_size, monitor, save):
     """Train on the global batches of `plan` (arrays of window numbers); returns the number of steps done so far.
 
     Every rank walks the same plan and takes its share of each global batch, in the same number of micro-steps.
@@ -70,6 +70,8 @@ def train_one_epoch(run_step, scheduler, plan, step, features, args, device, ran
         scheduler.step()
         step += 1
         monitor.step(step, loss, norm, rate, windows)  # waits for the device at log lines only
+        if monitor.wants_checkpoint(step):
+            save(step)
     return step
 
 
@@ -97,7 +99,9 @@ def main():
     }
     seconds = {"prepare_data": time.perf_counter() - clock}
 
-    distributed.start(device)  # not before: its time limit must not end the wait for the rank that prepares data
+    distributed.start(
+        device, args.hang_minutes
+    )  # not before: its time limit must not end the wait for the rank that prepares data
     places = gather(runtime.place(rank, local_rank, device))
     log(runtime.topology(places))
 
@@ -129,19 +133,48 @@ def main():
     groups = parameter_groups(model, args.weight_decay)
     adamw = {"lr": torch.tensor(args.learning_rate, device=device), "fused": True, "capturable": True}
     optimizer = torch.optim.AdamW(groups, **adamw)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(total_steps, args.warmup))
+    # Two passes without a gradient: they compile the layers, and DDP makes its buckets anew after the first backward
+    # pass, which changes the order of sums: a run that goes on from a checkpoint must not differ there.
     model.train()
+    first, split = [trainable[: args.batch_size]], (args.accumulation, args.max_tokens_per_device)
+    shares = next(pack_steps(features["train"], first, rank, world_size, *split, fixed_shapes=args.compile))
+    with runtime.memory_for(shares):
+        for batch in [shares[0].to(device)] * 2:
+            (0 * span_loss(*model(batch), batch)).backward()
+            optimizer.zero_grad()
+    # All ranks take part; {} in a new run.
+    saved = checkpoint.resume(args, model, optimizer, sets, rank, gather, log, distributed.part_of)
+    step = saved.get("step", 0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(total_steps, args.warmup, step))
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
+    scaler.load_state_dict(saved.get("scaler", {}) or scaler.state_dict())
     step_function = functools.partial(train_step, model, optimizer, scaler, args.max_grad_norm, device, world_size)
     run_step = StepGraphs(step_function, device, args.cuda_graphs)
-    threshold = first_threshold(features)  # None: trained on v1.1, never abstains
+    threshold = saved.get("threshold", first_threshold(features))  # None: trained on v1.1, never abstains
     seconds["load"] = time.perf_counter() - clock
 
     def score_set(name):  # all ranks take part
         data = sets[name].data
-        return evaluate(model, features[name], data, args, device, threshold, rank, world_size, gather)
+        return evaluate(model, features[name], data, args, device, threshold, rank, world_size, gather, between)
 
-    with RunFolder(args.runs_dir, args.run_name, write=rank == 0) as folder:
+    def between():  # the passes of an evaluation
+        if monitor.must_stop():
+            save(step)
+
+    def save(step):  # all ranks take part
+        monitor.saving_begins(step)
+        state = {"step": step, "scaler": scaler.state_dict(), "threshold": threshold, "selection": selection.state()}
+        saver.save(model, optimizer, state | monitor.state())
+        monitor.saving_ends()
+        if monitor.stop_wanted:
+            raise interrupts.preempted(step, folder.path)
+
+    with (
+        RunFolder(args.runs_dir, args.run_name, write=rank == 0, resume=args.resume is not None) as folder,
+        interrupts.StopRequest(folder.path / "stop" if rank == 0 else None) as request,
+        checkpoint.Saver(args, sets, folder, rank, gather, log) as saver,
+    ):
+        folder.go_on(saved)
         folder.update(describe(args, f"fsdp-{args.shard}", model, sets, features, world_size, places, seconds))
         monitor = runtime.Monitor(
             args,
@@ -155,14 +188,17 @@ def main():
             gather,
             tolerant=scaler.is_enabled(),
             log=log,
+            saved=saved,
+            request=request,
         )
+        selection = Selection(args.select, args.patience, **saved.get("selection", {}))
         log("answering nothing: EM {:.2f}, F1 {:.2f}".format(*empty_score(sets["dev"].data)))
-        if args.score_untrained:
+        if args.score_untrained and not saved:
             log(f"untrained model: dev {score_set('dev')}")
 
-        selection, step = Selection(args.select, args.patience), 0
-        for epoch in range(1, args.epochs + 1):
+        for epoch in range(saved.get("epoch", 1), args.epochs + 1):
             plan = plan_epoch(trainable, args.batch_size, args.seed, epoch)
+            plan = plan[step - (epoch - 1) * len(plan) :]  # a resumed run has done a part of it
             monitor.begin_epoch(epoch, plan)
             step = train_one_epoch(
                 run_step,
@@ -175,7 +211,10 @@ def main():
                 rank,
                 world_size,
                 monitor,
+                save,
             )
+            if args.save_epochs and epoch % args.save_epochs == 0:
+                save(step)
             training = monitor.end_epoch()
 
             clock = time.perf_counter()
@@ -185,7 +224,7 @@ def main():
             seconds = {"evaluation": time.perf_counter() - clock}
             best = selection.update(epoch, result.figures)
             clock = time.perf_counter()
-            state = distributed.full_state(model)  # all ranks take part
+            state = checkpoint.whole_state(model, keep=rank == 0)  # all ranks take part
             if rank == 0:
                 save_model(model, state, tokenizer, folder.model_path(best), model_settings(args, features, threshold))
                 if best:

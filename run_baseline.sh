@@ -14,6 +14,9 @@
 #SBATCH --gpus-per-node=1
 #SBATCH --cpus-per-task=4
 #SBATCH --time=04:00:00
+#SBATCH --signal=B:USR1@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
 
 set -euo pipefail
 
@@ -34,4 +37,5 @@ if ((nodes > 1)); then
 fi
 check_nodes
 export OMP_NUM_THREADS=$cpus
-run "${on_each_node[@]}" "$python" "$project/baseline.py" ${CACHE_DIR:+--cache-dir "$CACHE_DIR"} "${arguments[@]}"
+run "${on_each_node[@]}" "$python" "$project/baseline.py" ${CACHE_DIR:+--cache-dir "$CACHE_DIR"} "${arguments[@]}" \
+    "${resume[@]}"

@@ -20,6 +20,9 @@
 #SBATCH --gpus-per-node=2
 #SBATCH --cpus-per-task=8
 #SBATCH --time=02:00:00
+#SBATCH --signal=B:USR1@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
 
 set -euo pipefail
 
@@ -68,7 +71,7 @@ export OMP_NUM_THREADS=$((cpus > ranks ? cpus / ranks : 1)) # torchrun would set
 echo "$strategy: $((nodes * ranks)) ranks, $ranks on each node"
 
 torchrun=("$python" -m torch.distributed.run --nproc-per-node="$ranks")
-program=("$project/distributed_$strategy.py" ${CACHE_DIR:+--cache-dir "$CACHE_DIR"} "${options[@]}")
+program=("$project/distributed_$strategy.py" ${CACHE_DIR:+--cache-dir "$CACHE_DIR"} "${options[@]}" "${resume[@]}")
 if $in_slurm; then
     # Static, not c10d: ranks follow the order of Slurm's nodes and not that of their names, the first host is the one
     # that Slurm says and not whoever takes the address for its own, ranks meet at this address and port too, and a port

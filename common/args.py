@@ -149,6 +149,24 @@ def build_parser(description):
     run = parser.add_argument_group("run")
     run.add_argument("--run-name", help="folder under --runs-dir; default: the Slurm job id, else the time")
     run.add_argument("--runs-dir", default="runs", help="where run folders are made")
+    run.add_argument("--save-steps", type=whole, default=0, help="a checkpoint each so many steps; 0: none")
+    run.add_argument(
+        "--save-epochs", type=whole, default=0, help="a checkpoint each so many epochs, before evaluating; 0: none"
+    )
+    run.add_argument("--save-minutes", type=not_negative, default=15, help="a checkpoint each so many minutes; 0: none")
+    run.add_argument(
+        "--save-in-background", action="store_true", help="write checkpoints in a thread while training goes on"
+    )
+    run.add_argument(
+        "--resume",
+        nargs="?",
+        const="auto",
+        metavar="PATH",
+        help="go on from the newest checkpoint of this run, if there is one, or of the run or checkpoint at PATH",
+    )
+    run.add_argument(
+        "--hang-minutes", type=above_zero, default=10, help="end a distributed run that makes no progress for so long"
+    )
     run.add_argument("--log-every", type=positive, default=50, help="steps between readings of loss and norm")
     run.add_argument("--dry-run", action="store_true", help="print all arguments, check that files are there, and end")
     return parser
@@ -195,7 +213,9 @@ def resolve(parser, argv=None):
             f"--max-tokens-per-device {args.max_tokens_per_device} is less than one window: "
             f"use {args.max_length} (--max-length) or more"
         )
-    check_free(args.runs_dir, args.run_name)
+    if args.resume == "auto" and not (args.run_name or os.environ.get("SLURM_JOB_ID")):
+        raise UserError("--resume: of which run? Add --run-name NAME to go on in its folder, or say --resume runs/NAME")
+    check_free(args.runs_dir, args.run_name, taken_over=args.resume == "auto")
     if args.dry_run:
         show(args)
         sys.exit(0)

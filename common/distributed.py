@@ -1,14 +1,16 @@
 """What the distributed scripts need beside their loop: ranks, sums, gathers, a way out."""
 
+import datetime
 import gc
 import os
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from common.errors import UserError
+from common.interrupts import watchdog
 
 
 def read_ranks():
@@ -22,12 +24,18 @@ def read_ranks():
         ) from None
 
 
-def start(device):
-    """Make the process group: NCCL on GPUs, gloo on CPUs; all ranks take part."""
+def start(device, hang_minutes):
+    """Make the process group: NCCL on GPUs, gloo on CPUs; all ranks take part.
+
+    From here on a rank that makes no progress for so many minutes ends the run and shows where each rank stands; the
+    group's own time limit, which does not, comes later.
+    """
+    watchdog.watch(int(os.environ["RANK"]), 60 * hang_minutes)
+    limit = datetime.timedelta(minutes=2 * hang_minutes + 1)
     if device.type == "cuda":
-        dist.init_process_group("nccl", device_id=device)
+        dist.init_process_group("nccl", device_id=device, timeout=limit)
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=limit)
 
 
 def sharding_mesh(shard, device):
@@ -65,9 +73,11 @@ def reduce_in_bf16(_, bucket):
     return arrived.then(lambda future: bucket.buffer().copy_(future.value()[0]))
 
 
-def full_state(model):
-    """The whole state of a sharded model on rank 0's CPU, an empty dict elsewhere; all ranks take part."""
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+def part_of(tensor, like):
+    """What this rank holds of a whole tensor, sharded as `like` is; all ranks take part."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
 
 
 def finish():
@@ -80,3 +90,4 @@ def finish():
         torch.cuda.synchronize()
     dist.barrier()
     dist.destroy_process_group()
+    watchdog.rest()

@@ -1,13 +1,33 @@
 """Expected errors: one clear line on stderr and exit status 2, never a traceback."""
 
 import argparse
+import errno
 import os
+import signal
 import sys
 import time
+
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 class UserError(Exception):
     """Something the user can mend: the message names the file, the question id and what to do."""
+
+
+class Preempted(BaseException):
+    """The run was asked to end and has saved what there was; no `except Exception` on the way may take it.
+
+    status: that the process ends with; 0 if all ranks end together.
+    """
+
+    def __init__(self, text, status=0):
+        super().__init__(text)
+        self.status = status
+
+
+def end_at_once(*_):
+    """For SIGTERM, where there is nothing to be saved: temporary files and locks are removed on the way out."""
+    raise Preempted("ended by SIGTERM, nothing was lost", 128 + signal.SIGTERM)
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,26 +53,32 @@ def one_line(error):
 
 def run(main, finish=None):
     """Call `main()`, then `finish()`; turn a UserError into one line and status 2, an interrupt into status 130."""
+    rank = os.environ.get("RANK", "0")
+    prefix = "error" if rank == "0" else f"error on rank {rank}"
+    signal.signal(signal.SIGTERM, end_at_once)
     sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal cannot show
     try:
-        status = main()
-        if finish:
+        try:
+            status = main()
+        except Preempted as request:
+            if rank == "0":
+                print(request, flush=True)
+            status = request.status
+        if finish and not status:
             finish()
         sys.exit(status)
     except UserError as error:
-        rank = os.environ.get("RANK", "0")
         if rank != "0":
             # Mostly all ranks meet the same error: rank 0 tells it, and its end is the end of the others meanwhile.
             time.sleep(3)
-        where = "error" if rank == "0" else f"error on rank {rank}"
-        print(f"{where}: {one_line(error)}", file=sys.stderr, flush=True)
+        print(f"{prefix}: {one_line(error)}", file=sys.stderr, flush=True)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         if not full and "can't allocate memory" not in str(error):  # so torch says it on the CPU
             raise
         print(
-            "error: out of memory; `--max-tokens-per-device N` splits each step into smaller parts and leaves the "
+            f"{prefix}: out of memory; `--max-tokens-per-device N` splits each step into smaller parts and leaves the "
             "experiment the same; in evaluation a smaller --eval-tokens helps",
             file=sys.stderr,
             flush=True,
@@ -64,3 +90,9 @@ def run(main, finish=None):
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"{prefix}: {place}{error.strerror}; what was saved before is whole", file=sys.stderr, flush=True)
+        sys.exit(2)

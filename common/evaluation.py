@@ -32,11 +32,13 @@ def predict(
     gather,
     fixed_shapes=False,
     progress=None,
+    between=None,
 ):
     """Run `model` over all windows and search the best spans of each on the device.
 
     Whole chunks of about chunk_tokens tokens are dealt to the ranks; all ranks take part, with the same number of
-    passes. Returns arrays over all windows in order: loss [W] (nan without a label), null [W, 2], and the spans:
+    passes, and call `between` after each. Returns arrays over all windows in order: loss [W] (nan without a label),
+    null [W, 2], and the spans:
     score, start_logit, end_logit, start, end, each [W, n_best]; the same on every rank.
     """
     model.eval()
@@ -71,6 +73,8 @@ def predict(
         results.append(result)  # stays on the device: nothing waits for it until the last chunk
         if progress:
             progress(int(lengths[windows].sum()) * world_size if len(windows) else 0)
+        if between:
+            between()
     outputs = {name: torch.cat([result[name] for result in results]).cpu().numpy() for name in results[0]}
     keep = outputs["window"] >= 0
     parts = gather({name: array[keep] for name, array in outputs.items()})  # all ranks take part
@@ -151,10 +155,11 @@ class Evaluation:
         return text
 
 
-def evaluate(model, features, data, args, device, threshold, rank, world_size, gather):
+def evaluate(model, features, data, args, device, threshold, rank, world_size, gather, between=None):
     """Predict, pool and score the questions of `data` (SquadData); all ranks take part and get the same Evaluation.
 
-    threshold: of the null odds; None for a model trained on v1.1, which never abstains.
+    threshold: of the null odds; None for a model trained on v1.1, which never abstains. between: called after each
+    pass.
     """
     progress = Progress(int(features.lengths.sum()), "evaluating", show=rank == 0)
     outputs = predict(
@@ -169,6 +174,7 @@ def evaluate(model, features, data, args, device, threshold, rank, world_size, g
         gather,
         fixed_shapes=args.compile,
         progress=progress,
+        between=between,
     )
     progress.close()
     frame, gold = data.frame, gold_texts(data.frame)
@@ -226,10 +232,15 @@ class Selection:
     metric: "f1", "exact" (more is better) or "dev_loss" (less is). patience: epochs without a better one, 0: no end.
     """
 
-    def __init__(self, metric, patience):
+    def __init__(self, metric, patience, best=None, epoch=None, worse=0):
+        """best, epoch, worse: from `state` of a run that goes on."""
         self.metric, self.patience = metric, patience
         self.sign = -1 if metric == "dev_loss" else 1
-        self.best, self.epoch, self.worse = -math.inf, None, 0
+        self.best, self.epoch, self.worse = -math.inf if best is None else best, epoch, worse
+
+    def state(self):
+        """What a checkpoint keeps."""
+        return {"best": self.best if math.isfinite(self.best) else None, "epoch": self.epoch, "worse": self.worse}
 
     def update(self, epoch, figures):
         """Take an epoch's figures; whether it is the best so far (the first one is)."""
@@ -258,7 +269,7 @@ def write_results(folder, result):
 def evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log):
     """--evaluate-only: score a finished model on the dev set and leave a run folder without training in it."""
     threshold = finished_threshold(args.settings, features["dev"].meta["version"])
-    with RunFolder(args.runs_dir, args.run_name, write=rank == 0) as folder:
+    with RunFolder(args.runs_dir, args.run_name, write=rank == 0, resume=args.resume is not None) as folder:
         folder.update(describe(args, "evaluate-only", model, sets, features, world_size, places, seconds))
         clock = time.perf_counter()
         result = evaluate(model, features["dev"], sets["dev"].data, args, device, threshold, rank, world_size, gather)

@@ -425,6 +425,8 @@ def prepare(questions, tokenizer, max_length, overlap, cache_dir, log=print, bui
             print(f"still waiting for local rank 0 to leave {folder}", file=sys.stderr, flush=True)
             waiting = time.monotonic()
     if features is None:
+        if folder.exists():
+            log(f"warning: {folder}: damaged, built anew")
         started = time.perf_counter()
         with temporary_folder(folder) as temporary:  # before the work: if nothing can be written, that is told at once
             features = build(questions.data, tokenizer, max_length, overlap, log)

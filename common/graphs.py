@@ -4,6 +4,8 @@ import gc
 
 import torch
 
+from common.runtime import memory_for
+
 WARMUP = 11  # steps before the first capture: DistributedDataParallel needs as many to settle
 MOST = 64  # graphs; each holds a few MB of the card, and steps of shapes beyond these run kernel by kernel
 
@@ -22,6 +24,10 @@ class StepGraphs:
         self.pool = torch.cuda.graph_pool_handle() if enabled else None  # the graphs run in turn: one memory for all
 
     def __call__(self, micro_batches, windows):
+        with memory_for(micro_batches):
+            return self.step(micro_batches, windows)
+
+    def step(self, micro_batches, windows):
         key = (windows, *((len(batch.input_ids), len(batch.window)) for batch in micro_batches))
         self.calls += 1
         if key in self.graphs:

@@ -1,5 +1,6 @@
 """The run folder: runs/NAME/ with run.json (the record), predictions, the model, TensorBoard files and a lock."""
 
+import contextlib
 import json
 import os
 import platform
@@ -14,12 +15,14 @@ from pathlib import Path
 import torch
 
 from common.driver import driver_cuda
-from common.errors import UserError
+from common.errors import Preempted, UserError
 from common.model import count_parameters, file_sha256, weights_file
 from common.runtime import cpu_count, device_name, process_seconds
 from common.squad import ROOT
 
 SCHEMA = 2
+# What a run hands on, beside its checkpoint, to the run that goes on from it in another folder.
+RESULTS = ("model", "model-last", "tensorboard", "predictions.json", "nbest.json", "null_odds.json", "hardware.csv")
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pandas", "tensorboard")
 
 
@@ -49,19 +52,67 @@ def read_lock(path):
         return "not readable"
 
 
+def process_begun(pid):
+    """Clock ticks from the machine's start to the process's, which tell it from a later one of the same number.
+
+    None if there is none.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def job_is_gone(job):
+    """Whether Slurm knows this job no more, or as ended; False where no Slurm answers."""
+    try:
+        command = ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    alive = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING", "REQUEUED"}
+    if done.returncode:
+        return "Invalid job id" in done.stderr
+    return not set(done.stdout.split()) & alive
+
+
+def holder_is_gone(holder, owner):
+    """Whether the run that a lock names has ended: its process is no more, or its Slurm job is not in the queue."""
+    if holder["host"] == owner["host"]:
+        return process_begun(holder["pid"]) != holder["begun"]
+    if holder["job_id"]:  # another host's: of this job's earlier start, before a requeue, or of a job that has ended
+        return holder["job_id"] == owner["job_id"] or job_is_gone(holder["job_id"])
+    return False
+
+
+def remove_stale(lock, owner):
+    """Remove the lock of a run that has ended."""
+    aside = lock.with_name(f".lock.{os.getpid()}")
+    try:
+        text = lock.read_text()
+        if not holder_is_gone(json.loads(text), owner):
+            return
+        lock.rename(aside)  # one of several that find it stale gets it
+        if aside.read_text() != text:  # the lock of another that was faster
+            aside.rename(lock)
+        aside.unlink(missing_ok=True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # no lock, or one that says nothing: taking it will tell
+
+
 def default_name():
     """The Slurm job id, or the time to the second."""
     return os.environ.get("SLURM_JOB_ID") or time.strftime("%Y%m%d-%H%M%S")
 
 
-def check_free(runs_dir, name):
-    """UserError if a run folder of this name cannot be made; asked before the work starts."""
+def check_free(runs_dir, name, taken_over=False):
+    """UserError if a run folder of this name cannot be made (or taken over); asked before the work starts."""
     name = name or default_name()
     if Path(name).name != name or name in (".", ".."):
         raise UserError(f"--run-name {name}: must be a plain name; --runs-dir says where the folder goes")
     path = Path(runs_dir) / name
-    if os.path.exists(path / "run.json"):  # Path's own tests fail on a name too long
-        raise UserError(f"{path}: holds a run already; name another --run-name, or remove the folder")
+    if os.path.exists(path / "run.json") and not taken_over:  # Path's own tests fail on a name too long
+        raise UserError(f"{path}: holds a run already; name another --run-name, remove the folder, or go on: --resume")
     for folder in (path, *path.parents):
         if os.path.exists(folder):
             if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
@@ -113,33 +164,41 @@ class RunFolder:
     Ranks other than 0 get one with write=False, which keeps the record in memory only.
     """
 
-    def __init__(self, runs_dir, name, write=True):
+    def __init__(self, runs_dir, name, write=True, resume=False):
         name = name or default_name()
         self.path = Path(runs_dir) / name
         self.write = write
+        self.resume = resume  # take over a folder that an earlier start of this run has left
         self.record = {}
-        self.started = time.time()
+        self.started, self.clock = time.time(), time.monotonic()
         if write:
             self._claim()
 
     def _claim(self):
         """Make the folder and take its lock; a second run in the same folder is refused."""
-        check_free(self.path.parent, self.path.name)
+        check_free(self.path.parent, self.path.name, self.resume)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be made: {error.strerror}; name another --runs-dir") from None
-        owner = {"host": socket.gethostname(), "pid": os.getpid(), "job_id": os.environ.get("SLURM_JOB_ID")}
+        pid, job = os.getpid(), os.environ.get("SLURM_JOB_ID")
+        owner = {"host": socket.gethostname(), "pid": pid, "begun": process_begun(pid), "job_id": job}
+        lock = self.path / "lock"
+        if self.resume:
+            remove_stale(lock, owner)
+        new = lock.with_name(f".lock.{pid}.new")
         try:
-            with open(self.path / "lock", "x") as file:
-                json.dump(owner, file)
+            new.write_text(json.dumps(owner))
+            os.link(new, lock)  # appears whole, or fails if there is one
         except FileExistsError:
             raise UserError(
-                f"{self.path}: taken by the run that its lock names ({read_lock(self.path / 'lock')}); name another "
-                f"--run-name, or remove {self.path / 'lock'} if that run is gone"
+                f"{self.path}: taken by the run that its lock names ({read_lock(lock)}); name another "
+                f"--run-name, or remove {lock} if that run is gone"
             ) from None
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror}; name another --runs-dir") from None
+        finally:
+            new.unlink(missing_ok=True)
 
     def model_path(self, best):
         """Where an epoch's model goes: model/ if it is the best so far, else model-last/ beside it."""
@@ -161,16 +220,37 @@ class RunFolder:
     def __enter__(self):
         self.record = {"schema": SCHEMA, "status": "running", "started": self.started, **environment(), "epochs": []}
         self.record["attempts"] = [{"hosts": [socket.gethostname()], "started": self.started, "steps": 0}]
+        if self.resume and (self.path / "run.json").exists():
+            with contextlib.suppress(OSError, ValueError):  # a damaged record is begun anew
+                earlier = json.loads((self.path / "run.json").read_text())
+                self.record["attempts"] = [*earlier["attempts"], *self.record["attempts"]]
+                self.record["started"] = earlier["started"]
         self.save()
         return self
 
+    def go_on(self, saved):
+        """Take over what the run had given at the checkpoint that it goes on from; {} for a new run."""
+        self.record["epochs"] = saved.get("epochs", [])
+        source = saved.get("folder")
+        if self.write:
+            for left in [*self.path.glob("model*.new"), *self.path.glob("model*.old"), *self.path.glob(".*.tmp")]:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()  # of a start that was killed
+        if self.write and source and Path(source).resolve() != self.path.resolve():
+            for name in RESULTS:
+                if (Path(source) / name).is_dir():
+                    shutil.copytree(Path(source) / name, self.path / name, dirs_exist_ok=True)
+                elif (Path(source) / name).exists():
+                    shutil.copy2(Path(source) / name, self.path / name)
+
     def __exit__(self, kind, error, trace):
-        if kind is not None:
+        if kind is Preempted:
+            self.record["status"] = "preempted"
+        elif kind is not None:
             self.record["status"] = "failed"
             self.record["error"] = f"{kind.__name__}: {error}".splitlines()[0][:500]
         else:
             self.record["status"] = "finished"
-        self.record["attempts"][-1]["seconds"] = time.time() - self.started
+        self.record["attempts"][-1]["seconds"] = time.monotonic() - self.clock
         self.record.setdefault("seconds", {})["total"] = process_seconds()
         if self.write:
             try:

@@ -15,6 +15,7 @@ import torch
 from common import hardware
 from common.driver import advice
 from common.errors import UserError
+from common.interrupts import watchdog
 from common.model import flash_is_possible, flops_per_token
 from common.profiler import Profiler
 
@@ -201,10 +202,18 @@ def resolve_hardware(args, device):
         args.eval_tokens = 65536 if device.type == "cuda" else 4096
 
 
-def linear_schedule(total_steps, warmup):
-    """The factor on the learning rate at a step: linear from 0 over the warm-up part, then linear down to 0."""
+def linear_schedule(total_steps, warmup, done=0):
+    """The factor on the learning rate at a step: linear from 0 over the warm-up part, then linear down to 0.
+
+    done: steps of the run before the scheduler's first.
+    """
     rising = max(1, round(total_steps * warmup))
-    return lambda step: min((step + 1) / rising, max(0.0, (total_steps - step) / max(1, total_steps - rising)))
+
+    def factor(step):
+        step += done
+        return min((step + 1) / rising, max(0.0, (total_steps - step) / max(1, total_steps - rising)))
+
+    return factor
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -224,6 +233,20 @@ def synchronize(device):
     """Wait for the device, so that a clock read after it tells the truth."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@contextlib.contextmanager
+def memory_for(micro_batches):
+    """Turn running out of memory on these PackedBatches into one line that says what takes less."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        tokens = max(len(batch.input_ids) for batch in micro_batches)
+        less = max(tokens // 2 // 64 * 64, micro_batches[0].max_length)
+        way = "`--checkpoint-activations` takes less"
+        if less < tokens:
+            way = f"`--max-tokens-per-device {less}` splits each step further and leaves the experiment the same"
+        raise UserError(f"out of memory on a micro-step of {tokens} tokens: {way}") from None
 
 
 class Progress:
@@ -278,42 +301,53 @@ class Monitor:
     """Everything that watches the loop: clocks, loss and norm by step, progress, TensorBoard, profiler, the record.
 
     Losses and norms stay on the device and are read together every args.log_every steps: reading one waits for all
-    work before it.
+    work before it. With them the ranks agree whether it is time to save or to stop, and when to look again.
     """
 
     WARMUP = 10  # steps of the run that throughput leaves out
+    LOOK = 2.0  # seconds between looks for a request to stop, where steps are so slow that log lines are rarer
 
-    def __init__(self, args, features, total_steps, device, folder, places, rank, all_sum, gather, tolerant, log):
+    def __init__(
+        self, args, features, total_steps, device, folder, places, rank, all_sum, gather, tolerant, log, saved, request
+    ):
         """places: `place` of each rank. all_sum: the sum of a tensor over the ranks. gather: all ranks' values.
 
         All ranks take part in both, whenever a method here calls them.
 
+        saved: the state of the checkpoint that the run goes on from, or {}.
+        request: the interrupts.StopRequest of this run.
         tolerant: fp16's gradient scaler skips steps that overflow by itself, so that their norm is no error.
         """
         self.args, self.lengths, self.total_steps, self.device = args, features.lengths, total_steps, device
         self.folder, self.rank, self.world_size = folder, rank, len(places)
         self.all_sum, self.gather, self.tolerant, self.log = all_sum, gather, tolerant, log
         self.steps_seen, self.warmup_seconds = 0, None
+        self.saved, self.request = saved, request
+        self.stop_wanted = self.save_wanted = False  # as all ranks have agreed
+        self.until_look, self.units, self.last_look = 1, 0, time.monotonic()
+        self.last_save = time.monotonic()
+        self.start_clocks(saved.get("epoch", 1))
         self.sampler = hardware.Sampler(places if places[rank]["local_rank"] == 0 else [])
-        self.profiler = Profiler(args.profile and rank == 0, device, folder.path, skip=self.WARMUP, log=log)
+        skip = 4 * self.WARMUP if args.cuda_graphs else self.WARMUP  # graphs are made within the first steps
+        self.profiler = Profiler(args.profile and rank == 0, device, folder.path, skip, log=log)
         self.writer = None
         if rank == 0:
-            from torch.utils.tensorboard import SummaryWriter  # slow to import
-
-            try:
-                self.writer = SummaryWriter(folder.path / "tensorboard")
-                self.writer.add_custom_scalars(CHARTS)
-            except OSError as error:
-                raise UserError(f"{folder.path}/tensorboard: cannot be written: {error}") from None
+            self.writer = curves(folder.path / "tensorboard", saved)
 
     def begin_epoch(self, epoch, plan):
-        """Start the clocks of an epoch that will train on the global batches of `plan`."""
-        self.epoch = epoch
+        """Begin an epoch that will train on the global batches of `plan`."""
         tokens = int(sum(self.lengths[windows].sum() for windows in plan))
         self.progress = Progress(tokens, f"epoch {epoch}", show=self.rank == 0)
-        self.pending, self.loss_sum, self.windows_seen = [], 0.0, 0
         self.sampler.begin()
         synchronize(self.device)
+        self.start_clocks(epoch)
+
+    def start_clocks(self, epoch):
+        self.epoch, self.until_look = epoch, 1
+        self.pending, self.saving_seconds, self.trained_seconds = [], 0.0, None
+        partial = self.saved if self.saved.get("epoch") == epoch else {}
+        self.loss_sum, self.windows_seen = partial.get("loss_sum", 0.0), partial.get("windows_seen", 0)
+        self.seconds_before = partial.get("train_seconds", 0.0)
         self.started = self.steady = self.last_read = time.perf_counter()
         self.steady_windows = self.steady_tokens = 0
 
@@ -329,7 +363,7 @@ class Monitor:
             self.steady = time.perf_counter()
             self.warmup_seconds = self.steady - self.started
             self.steady_windows = self.steady_tokens = 0
-        note = self.read() if step % self.args.log_every == 0 else ""
+        note = self.read() if step % self.args.log_every == 0 or self.is_time_to_look() else ""
         self.progress(tokens, note)
         self.profiler.step()
 
@@ -339,7 +373,7 @@ class Monitor:
             return ""
         steps, losses, norms, rates, batches = zip(*self.pending, strict=True)
         self.pending = []
-        losses = self.all_sum(torch.stack(losses)).tolist()
+        losses = self.agree(torch.stack(losses))
         norms, rates = torch.stack(norms).tolist(), torch.stack(rates).tolist()
         now = time.perf_counter()
         count = sum(len(windows) for windows in batches)
@@ -361,6 +395,73 @@ class Monitor:
             self.writer.add_scalar("step/windows_per_second", speed, steps[-1])
         return f"step {steps[-1]}/{self.total_steps}, loss {losses[-1]:.3f}, {speed:,.0f} windows/s"
 
+    def is_time_to_look(self):
+        """Count one step of training or pass of evaluation; the ranks have agreed after how many to look again."""
+        watchdog.beat()
+        self.units += 1
+        self.until_look -= 1
+        return self.until_look <= 0
+
+    def agree(self, losses):
+        """The sums of `losses` over all ranks, which agree on the way whether to save or to stop; all ranks take part.
+
+        In double precision a sum of fp32 values is exact, whatever their order: an all-reduce chooses it by the place
+        in the tensor, and how many losses are read together depends on when the run was saved or resumed.
+        """
+        now = time.monotonic()
+        due = self.args.save_minutes and now - self.last_save > 60 * self.args.save_minutes
+        wait = self.LOOK * self.units / max(now - self.last_look, 1e-9)  # steps, or passes
+        own = [self.request.made(), *((due, min(wait, 1e6)) if self.rank == 0 else (0, 0))]
+        own = torch.tensor([float(value) for value in own], dtype=torch.double, device=self.device)
+        *sums, stop, due, wait = self.all_sum(torch.cat([losses.double(), own])).tolist()
+        self.stop_wanted, self.save_wanted = stop > 0, stop > 0 or due > 0
+        self.until_look, self.units, self.last_look = max(1, int(wait)), 0, now
+        return sums
+
+    def wants_checkpoint(self, step):
+        """Whether to save after this step of training: it is time, or all ranks have agreed to stop."""
+        return self.save_wanted or bool(self.args.save_steps and step % self.args.save_steps == 0)
+
+    def must_stop(self):
+        """Take one pass of evaluation; whether all ranks have agreed to stop. All ranks take part now and then."""
+        if self.is_time_to_look():
+            self.agree(torch.zeros(0, device=self.device))
+        return self.stop_wanted
+
+    def state(self):
+        """What a checkpoint keeps of the epoch so far; call it after `saving_begins`."""
+        return {
+            "epoch": self.epoch,
+            "loss_sum": self.loss_sum,
+            "windows_seen": self.windows_seen,
+            "train_seconds": self.train_seconds(),
+            "epochs": self.folder.record["epochs"],
+        }
+
+    def train_seconds(self):
+        """Seconds of training in this epoch, over all starts, without those of saving."""
+        if self.trained_seconds is not None:
+            return self.trained_seconds
+        return self.seconds_before + time.perf_counter() - self.started - self.saving_seconds
+
+    def saving_begins(self, step):
+        """Read what is pending, so that `state` is whole; all ranks take part."""
+        self.read()
+        self.saving_started = time.perf_counter()
+        self.folder.record["attempts"][-1]["steps"] = step
+        watchdog.beat()
+
+    def saving_ends(self):
+        """Leave the time of saving out of training's."""
+        took = time.perf_counter() - self.saving_started
+        self.saving_seconds += took
+        self.steady += took
+        self.last_read += took
+        self.save_wanted, self.last_save = False, time.monotonic()
+        self.folder.record["attempts"][-1].setdefault("saving_seconds", []).append(took)
+        self.writer and self.writer.flush()
+        watchdog.beat()
+
     def end_epoch(self):
         """Read what is left and stop the clocks: a dict of the epoch's training figures."""
         self.read()
@@ -370,10 +471,11 @@ class Monitor:
         now = time.perf_counter()
         warm = self.warmup_seconds is not None and self.steady_windows
         steady = max(now - self.steady, 1e-9) if warm else math.inf  # no throughput of what was warm-up alone
+        self.trained_seconds, self.until_look = self.train_seconds(), 1
         return {
             "epoch": self.epoch,
             "train_loss": self.loss_sum / self.windows_seen,
-            "train_seconds": now - self.started,
+            "train_seconds": self.trained_seconds,
             "windows_per_second": self.steady_windows / steady or None,
             "tokens_per_second": self.steady_tokens / steady or None,
         }
@@ -421,6 +523,37 @@ class Monitor:
         self.sampler.close()
         if self.writer:
             self.writer.close()
+
+
+def curves(folder, saved):
+    """A TensorBoard writer. Of a run that goes on, it takes back what was written after the checkpoint.
+
+    saved: the checkpoint's state, or {}.
+    """
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # slow to import
+    from tensorboard.util.tensor_util import make_ndarray
+    from torch.utils.tensorboard import SummaryWriter
+
+    try:
+        earlier = sorted(folder.glob("events.*"))
+        points = {
+            (value.tag, event.step): (make_ndarray(value.tensor).item(), event.wall_time)
+            for path in earlier
+            for event in EventFileLoader(str(path)).Load()
+            for value in event.summary.value
+            if value.tag.startswith(("step/", "epoch/"))
+        }
+        writer = SummaryWriter(folder)
+        writer.add_custom_scalars(CHARTS)
+        for (tag, at), (value, seconds) in points.items():
+            if saved and at <= (saved["step"] if tag.startswith("step/") else len(saved["epochs"])):
+                writer.add_scalar(tag, value, at, walltime=seconds)
+        writer.flush()
+        for path in earlier:
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error}") from None
+    return writer
 
 
 def printer(rank):

@@ -142,11 +142,68 @@ check_nodes() {
     [[ -n $gpus ]] || stop "slurm/check_node.py said nothing of any node"
 }
 
-# Print a command and run it: the whole of the work, with everything above it done.
+# Print a command and run it: the whole of the work, with everything above it done. A batch job is signalled some minutes
+# before its time is over, or when it is pre-empted (--signal=B:USR1@180). The request to stop then lies in the run's
+# folder, because the signal itself would kill torchrun and leave the ranks behind; when the run has saved and ended, the
+# job goes back into the queue, and its next start goes on from there.
 run() {
     printf 'threads per rank: %s\ncommand: %s\n' "$OMP_NUM_THREADS" "$(quoted "$@")"
-    "$@"
+    if ! $in_batch; then
+        "$@"
+        return
+    fi
+    local saved_before work="" status=0 patience=""
+    saved_before=$(newest_checkpoint)
+    if ! $asked; then # else it came during the checks
+        rm -f "$run_folder/stop" # of an earlier start
+        "$@" &
+        work=$!
+    fi
+    # A signal interrupts wait; only then is the process still there.
+    while [[ -n $work ]]; do
+        wait "$work" && status=0 || status=$?
+        kill -0 "$work" 2>/dev/null || break
+        if $asked && [[ -z $patience ]]; then # rather lose steps than the requeue
+            (sleep 150 && scancel --signal=KILL "$SLURM_JOB_ID") &
+            patience=$!
+        fi
+    done
+    [[ -z $work ]] || { wait "$work" && status=0 || status=$?; }
+    [[ -z $patience ]] || kill "$patience" 2>/dev/null || true
+    $asked || exit "$status"
+    if grep -qs '^ "status": "\(finished\|failed\)"' "$run_folder/run.json"; then
+        exit "$status"
+    fi
+    if [[ $saved_before != "$(newest_checkpoint)" ]]; then
+        rm -f "$run_folder/stalled"
+    elif [[ -e $run_folder/stalled ]]; then
+        rm "$run_folder/stalled"
+        stop "two starts got no further than $(newest_checkpoint)" "$(again --time=MORE)"
+    else
+        touch "$run_folder/stalled"
+    fi
+    echo "back into the queue: job $SLURM_JOB_ID goes on from $(newest_checkpoint)"
+    scontrol requeue "$SLURM_JOB_ID"
+    sleep 60 # the requeue ends this script; were it to end by itself, the job might count as done
 }
+
+newest_checkpoint() {
+    find "$run_folder/checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null | sort | tail -n 1 || true
+}
+
+# A batch job is told to stop by a file in the run's folder, for which the run looks every few seconds. A start after a
+# requeue goes on from the newest checkpoint there.
+in_batch=false asked=false resume=()
+if $in_slurm && [[ $project != "$(cd "$(dirname "$0")" && pwd)" ]]; then
+    in_batch=true
+    run_folder=$(option runs-dir runs)/$(option run-name "$SLURM_JOB_ID")
+    trap 'asked=true; mkdir -p "$run_folder" && touch "$run_folder/stop"; echo "asked to stop: $run_folder/stop"' USR1
+    if ((${SLURM_RESTART_COUNT:-0} > 0)); then
+        # shellcheck disable=SC2034
+        [[ -z $(newest_checkpoint) && -n $(option resume "") ]] || resume=(--resume auto)
+        printf '\nstart %s of job %s\n' "$((SLURM_RESTART_COUNT + 1))" "$SLURM_JOB_ID"
+    fi
+fi
 
 # The GPUs on each node: as they were asked for (h100:2), unless another option (--gres) overruled that.
 gpus_asked=${SLURM_GPUS_PER_NODE:-}

@@ -27,6 +27,7 @@ ClusterName=test
 FirstJobId={first_job}
 SlurmctldHost={host}({address})
 SlurmctldPort={ports[0]}
+FirstJobId={first_job}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
@@ -228,6 +229,16 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+
+
+def hurry(job):
+    """Let a job start that has gone back into the queue, where Slurm would leave it for two minutes.
+
+    Not at once: the last start's credential is revoked for the second that it ended in.
+    """
+    time.sleep(2.5)
+    command = ["scontrol", "update", f"JobId={job.number}", "StartTime=now"]
+    subprocess.run(command, env=job.cluster.environment, capture_output=True)  # refused if it runs by now
 
 
 def require():

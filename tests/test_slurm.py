@@ -21,6 +21,7 @@ import check_node
 
 SCRIPTS = ("run_baseline.sh", "run_distributed.sh")
 # --device cpu: the cluster's GPUs exist in its books only.
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 SMALL = ["--max-train-examples", "30", "--max-dev-examples", "16", "--batch-size", "8", "--device", "cpu"]
 
 
@@ -186,6 +187,49 @@ def test_a_rank_that_fails_before_the_others_meet_it_ends_the_job_with_its_error
     error = "RuntimeError: planted in rank 1"
     job.wait_for(error)
     assert job.wait(seconds=60) == "FAILED" and not workers(job)  # rank 0 would wait for half an hour
+
+
+def finish_requeued(job, seconds=240):
+    """Wait until a job has ended that goes back into the queue; there Slurm would let it wait for two minutes."""
+    deadline = time.monotonic() + seconds
+    while (state := job.wait("PENDING", *ENDED, seconds=deadline - time.monotonic())) == "PENDING":
+        slurm_cluster.hurry(job)
+    return state
+
+
+def without_times(run):
+    """What a run gave, apart from how long it took."""
+    names = ("train_loss", "dev_loss", "f1", "exact", "best")
+    return [{name: epoch[name] for name in names} for epoch in run["epochs"]]
+
+
+# Slurm looks at time limits each half minute: the signal comes within 31 s after the start.
+@pytest.mark.parametrize(
+    "script, limit, epochs",
+    [("run_distributed.sh", ["--time=1", "--signal=B:USR1@29"], 250), ("run_baseline.sh", [], 60)],
+    ids=["time limit", "pre-emption"],
+)
+def test_a_job_that_is_stopped_goes_on_after_its_requeue(cluster, options, runs_dir, script, limit, epochs):
+    """By its time limit, and by a signal as pre-emption sends it; the results are those of a job left alone."""
+    arguments = [*options, "--runs-dir", str(runs_dir), "--epochs", str(epochs)]
+    resources = ["--gpus-per-node=1", "--cpus-per-task=1", "--nodes=1"]
+    environment = {"NPROC": "1"} if limit else {}
+    alone = cluster.submit(*resources, script, *arguments, cwd=ROOT, environment=environment)
+    job = cluster.submit(*resources, *limit, script, *arguments, cwd=ROOT, environment=environment)
+    if not limit:
+        job.wait_for(r"epoch 2: ")
+        cluster.call("scancel", "--batch", "--signal=USR1", str(job.number))
+    job.wait_for(r"back into the queue: job \d+ goes on from \S+/step-\d+")
+    cluster.call("scontrol", "update", f"JobId={job.number}", "TimeLimit=30")  # once is enough
+    assert finish_requeued(job) == alone.wait(seconds=240) == "COMPLETED", job.log()
+    log, folders = job.log(), [runs_dir / str(one.number) for one in (job, alone)]
+    assert "asked to stop" in log and "stopped as asked, at step" in log and log.count("run folder:") == 1
+    runs = [record(folder) for folder in folders]
+    assert len(runs[0]["attempts"]) == log.count("stopped as asked") + 1 and runs[0]["status"] == "finished"
+    assert without_times(runs[0]) == without_times(runs[1])
+    texts = [(folder / "predictions.json").read_text() for folder in folders]
+    assert texts[0] == texts[1] and losses(folders[0]) == losses(folders[1])
+    assert not (folders[0] / "stop").exists() and not (folders[0] / "lock").exists()
 
 
 def wrong_settings():

@@ -14,6 +14,7 @@ import slurm_cluster
 from tiny import ROOT, SAMPLE, minilm_tokenizer, save_network
 
 from common.errors import UserError
+from common.record import process_begun
 from tools import sweep
 
 SMALL = shlex.split("--max-train-examples 12 --max-dev-examples 8 --batch-size 8 --device cpu --epochs 1")
@@ -111,31 +112,31 @@ def test_what_is_left_to_do(call, monkeypatch, tmp_path):
     name, here, dead = "baseline-1x1-bf16-seed{}", socket.gethostname(), 2**22 + 1  # above any process's number
     leave(tmp_path / name.format(0), "finished", command=command("0"))
     leave(tmp_path / name.format(1), "failed", command=command("1"))
-    leave(tmp_path / name.format(2), "running", {"host": here, "pid": os.getpid()}, command("2"))
-    leave(tmp_path / name.format(3), "running", {"host": here, "pid": dead}, command("3"))  # killed
-    leave(tmp_path / name.format(4), "failed", command=command("4"))
-    leave(tmp_path / (name.format(4) + "-try2"), "finished", command=command("4"))
-    leave(tmp_path / name.format(5), None, {"host": here, "pid": dead})  # killed before it wrote anything
+    alive = {"host": here, "pid": os.getpid(), "begun": process_begun(os.getpid())}
+    leave(tmp_path / name.format(2), "running", alive, command("2"))
+    leave(tmp_path / name.format(3), "running", {"host": here, "pid": dead, "begun": 1}, command("3"))  # killed
+    leave(tmp_path / name.format(4), "finished", command=[*command("4"), "--resume"])
+    leave(tmp_path / name.format(5), None, {"host": here, "pid": dead, "begun": 1})  # killed before it wrote anything
     leave(tmp_path / name.format(6), "running", {"host": "elsewhere", "pid": 1, "job_id": "77"}, command("6"))
     arguments = ["--strategies", "baseline", "--precisions", "bf16", "--repeats", 8, "--runs-dir", tmp_path]
 
     def states():
         lines = call(*arguments).splitlines()[:-1]
-        return [line[2:] if line[0] == "#" else re.search(r"--run-name (\S+)$", line).group(1) for line in lines]
+        return [line[2:] if line[0] == "#" else re.search(r"--run-name (.+)$", line).group(1) for line in lines]
 
     todo = [
         "finished: baseline-1x1-bf16-seed0",
-        "baseline-1x1-bf16-seed1-try2",
+        "baseline-1x1-bf16-seed1 --resume",
         "queued or running: baseline-1x1-bf16-seed2",
-        "baseline-1x1-bf16-seed3-try2",
-        "finished: baseline-1x1-bf16-seed4-try2",
-        "baseline-1x1-bf16-seed5-try2",
+        "baseline-1x1-bf16-seed3 --resume",
+        "finished: baseline-1x1-bf16-seed4",
+        "baseline-1x1-bf16-seed5 --resume",
         "queued or running: baseline-1x1-bf16-seed6",  # job 77 cannot be asked after
         "baseline-1x1-bf16-seed7",
     ]
     assert states() == todo
     monkeypatch.setattr(sweep, "queue", lambda: {"baseline-1x1-bf16-seed7": "78", "other job": "79"})
-    todo[6:] = ["baseline-1x1-bf16-seed6-try2", "queued or running: baseline-1x1-bf16-seed7"]  # 77 is gone
+    todo[6:] = ["baseline-1x1-bf16-seed6 --resume", "queued or running: baseline-1x1-bf16-seed7"]  # 77 is gone
     assert states() == todo
     with pytest.raises(UserError, match=r"seed0: a run of another campaign .*name another --runs-dir"):
         call(*arguments, "--", "--epochs", "5")
@@ -166,7 +167,7 @@ def test_a_local_campaign_goes_on_where_it_stopped(small, tmp_path):
     done = subprocess.run(command, env=environment, **options)
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.match(r"\[1/2\] baseline-1x1-auto-seed0: finished in .*\n\[2/2\] ddp-1x2-auto-seed0: failed", done.stdout)
-    assert done.stderr.startswith("error: failed") and "ddp-1x2-auto-seed0.log" in done.stderr
+    assert done.stderr.startswith("error: failed or stopped") and "ddp-1x2-auto-seed0.log" in done.stderr
     assert "runs: 1, finished: 1" in done.stdout and (tmp_path / "out" / "report.html").is_file()
 
     (tmp_path / "runs" / "ddp-1x2-auto-seed0").unlink()

@@ -21,6 +21,7 @@ REQUIRED = object()
 FREE = {"seed", "run_name", "runs_dir", "cache_dir", "log_every", "device"}
 FREE |= {"train_file", "dev_file", "data_name", "model", "model_path", "model_name", "score_untrained"}
 FREE |= {"zero1", "shard", "precision", "batch_size", "epochs", "max_length", "overlap"}
+FREE |= {"resume", "save_steps", "save_epochs", "save_minutes", "save_in_background", "hang_minutes"}
 KERNELS = ("attention", "compile", "cuda_graphs", "deterministic")
 SCOPES = ("training", "epoch", "run")  # what a speed-up can be of: the measures SCOPE_seconds
 

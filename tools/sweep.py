@@ -4,7 +4,7 @@
 
 prints the sbatch lines; --submit submits them, and the report to follow; --local runs one after the other on this
 machine. What follows -- goes to every run. The same command again does what is left: finished runs are skipped, those
-in the queue are waited for, and one that failed or was killed is tried again under a further name.
+in the queue are waited for, and one that was stopped or killed goes on from its newest checkpoint.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from pathlib import Path
 from common import errors
 from common.args import build_parser, check_combinations, few, positive
 from common.errors import UserError
+from common.record import process_begun
 from common.squad import ROOT
 from tools.report import report
 
@@ -35,6 +36,7 @@ STRATEGIES = {  # script and what else it is given
     "fsdp-hsdp": ["run_distributed.sh", "fsdp", "--shard", "hsdp"],
 }
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
+TO_DO = ("new", "begun")
 OWN = ("--seed", "--precision", "--runs-dir", "--run-name")  # what a campaign sets itself
 
 
@@ -46,11 +48,12 @@ class Job:
     command: list
     nodes: int
     gpus: int
-    state: str = "new"  # or "finished", "queued or running"
+    state: str = "new"  # or "begun", "finished", "queued or running"
 
     def words(self, runs_dir):
         """The script with all its arguments."""
-        return [*self.command, "--runs-dir", runs_dir, "--run-name", self.name]
+        going_on = ["--resume"] if self.state == "begun" else []
+        return [*self.command, "--runs-dir", runs_dir, "--run-name", self.name, *going_on]
 
 
 def layout(text):
@@ -120,30 +123,26 @@ def is_alive(lock, queued):
         return queued is None or str(holder["job_id"]) in queued.values()
     if holder.get("host") != socket.gethostname():
         return True
-    return os.path.exists(f"/proc/{holder.get('pid')}")
+    return process_begun(holder.get("pid")) == holder.get("begun")
 
 
 def find_state(job, runs_dir, queued):
-    """Set a Job's state, and its name to that of a further try if those before have failed."""
-    name, attempt = job.name, 1
-    while True:
-        folder = Path(runs_dir) / job.name
-        record = read_json(folder / "run.json")
-        if job.name in (queued or {}) or is_alive(folder / "lock", queued):
-            job.state = "queued or running"
-        elif record.get("status") == "finished":
-            job.state = "finished"
-        elif not os.path.exists(folder / "run.json") and not os.path.exists(folder / "lock"):
-            return
-        ran = record.get("command") if isinstance(record.get("command"), list) else None
-        given = [word for word in job.command[1:] if word not in ("ddp", "fsdp")]
-        if ran and ran[-4 - len(given) : -4] != given:
+    """Set a Job's state from its folder and the queue."""
+    folder = Path(runs_dir) / job.name
+    record = read_json(folder / "run.json")
+    if job.name in (queued or {}) or is_alive(folder / "lock", queued):
+        job.state = "queued or running"
+    elif record.get("status") == "finished":
+        job.state = "finished"
+    elif os.path.exists(folder / "run.json") or os.path.exists(folder / "lock"):
+        job.state = "begun"
+    ran = record.get("command") if isinstance(record.get("command"), list) else None
+    given = [word for word in job.command[1:] if word not in ("ddp", "fsdp")]
+    if ran:
+        ran = ran[: max(i for i, word in enumerate(["--run-name", *ran]) if word == "--run-name") + 1]  # not --resume
+        if ran[-4 - len(given) : -4] != given:
             was = shlex.join(map(str, ran))
             raise UserError(f"{folder}: a run of another campaign ({was}); name another --runs-dir for this one")
-        if job.state != "new":
-            return
-        attempt += 1
-        job.name = f"{name}-try{attempt}"
 
 
 def environment(job, arguments):
@@ -169,7 +168,7 @@ def report_command(args):
 def show(jobs, args):
     """Print the campaign as sbatch lines."""
     for job in jobs:
-        if job.state == "new":
+        if job.state in TO_DO:
             variables, words = sbatch(job, args)
             print(" ".join([f"{name}={shlex.quote(value)}" for name, value in variables.items()] + [shlex.join(words)]))
         else:
@@ -192,7 +191,7 @@ def submit(jobs, args, queued):
         raise UserError("--submit: no Slurm answers here; without it the lines are printed, --local runs them")
     numbers = [queued[job.name] for job in jobs if job.name in queued]
     for job in jobs:
-        if job.state == "new":
+        if job.state in TO_DO:
             variables, words = sbatch(job, args)
             numbers.append(call_sbatch(words, variables))
             print(f"job {numbers[-1]}: {job.name}", flush=True)
@@ -219,7 +218,7 @@ def run_here(jobs, args):
     failed = []
     for i, job in enumerate(jobs, 1):
         print(f"[{i}/{len(jobs)}] {job.name}: ", end="", flush=True)
-        if job.state != "new":
+        if job.state not in TO_DO:
             print(job.state)
             continue
         log, clock = Path(args.runs_dir) / f"{job.name}.log", time.monotonic()
@@ -229,12 +228,13 @@ def run_here(jobs, args):
             done = subprocess.run(
                 ["bash", str(ROOT / script), *words], env=os.environ | variables, stdout=output, stderr=output
             )
-        print(f"{'failed' if done.returncode else 'finished'} in {time.monotonic() - clock:.0f} s", flush=True)
-        if done.returncode:
+        end = "failed" if done.returncode else read_json(Path(args.runs_dir) / job.name / "run.json").get("status")
+        print(f"{end} in {time.monotonic() - clock:.0f} s", flush=True)
+        if end != "finished":
             failed.append(str(log))
     report([args.runs_dir], out=args.out)
     if failed:
-        raise UserError(f"failed, and tried again by the same command: see {', '.join(failed)}")
+        raise UserError(f"failed or stopped, and goes on by the same command: see {', '.join(failed)}")
 
 
 def main():

@@ -1,0 +1,93 @@
+"""What ends a run early, and how nothing is lost by it: requests to stop, and a rank that hangs."""
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+
+from common.errors import Preempted
+
+GRACE = 5.0  # seconds from a rank's stack to its end, which ends the others too
+
+
+class StopRequest:
+    """Whether this run has been asked to end: by SIGTERM to any rank, or by a file that rank 0 looks for.
+
+    As a context manager it takes SIGTERM over from `errors.run`, which ends a process at once: inside, there is
+    something to be saved first.
+    """
+
+    def __init__(self, path):
+        """path: the file that asks, runs/NAME/stop; None on the ranks that do not look for one."""
+        self.path, self.signalled = path, False
+
+    def __enter__(self):
+        self.before = signal.signal(signal.SIGTERM, self.take)
+        return self
+
+    def take(self, *_):
+        self.signalled = True
+
+    def __exit__(self, *_):
+        signal.signal(signal.SIGTERM, self.before)
+        if self.path:
+            self.path.unlink(missing_ok=True)
+
+    def made(self):
+        return self.signalled or (self.path is not None and self.path.exists())
+
+
+def preempted(step, folder):
+    """The exception that ends a run on all ranks once it is saved."""
+    return Preempted(f"stopped as asked, at step {step}; to go on: --resume, with --run-name {folder.name}")
+
+
+def sleep_until(moment):
+    """Sleep until the monotonic clock shows this."""
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+class Watchdog:
+    """Ends this process, with the stacks of its threads on stderr, when `beat` has not been called for so long.
+
+    A rank that hangs holds up all others in the next collective, so that every rank tells where it stands.
+    """
+
+    def __init__(self):
+        self.seconds = 0  # not watching
+
+    def watch(self, rank, seconds):
+        """Begin. seconds: without a beat until the end."""
+        self.rank, self.seconds, self.last = rank, seconds, 0.0
+        self.beat()
+        threading.Thread(target=self.announce, daemon=True).start()
+
+    def beat(self):
+        """Say that there is progress."""
+        now = time.monotonic()
+        if self.seconds and now - self.last > min(1.0, self.seconds / 10):
+            self.last = now
+            # Not of Python's making, so that it also shows a process that holds the interpreter's lock.
+            faulthandler.dump_traceback_later(self.seconds)
+
+    def announce(self):
+        """Write which rank's stack comes, shortly before it does; end the process once all ranks have shown theirs."""
+        while self.seconds:
+            last = self.last
+            sleep_until(last + self.seconds - 0.2)
+            if self.seconds and self.last == last:
+                text = f"error: rank {self.rank}: no progress for {self.seconds:g} s (--hang-minutes); it stands here:"
+                print(text, file=sys.stderr, flush=True)
+                sleep_until(last + self.seconds + GRACE)
+                if self.seconds and self.last == last:
+                    os._exit(1)
+
+    def rest(self):
+        """Watch no longer."""
+        self.seconds = 0
+        faulthandler.cancel_dump_traceback_later()
+
+
+watchdog = Watchdog()  # a process has one: the signal is the process's

@@ -1,0 +1,273 @@
+"""Runs that are asked to stop, or that meet a fault: nothing is lost, and what is said is one clear line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import forking
+import pytest
+import short_runs
+import torch
+from short_runs import WAYS, launch, record, results, same, stopped_at, undisturbed
+from tiny import ROOT
+
+from common import checkpoint
+from common import record as records
+from common.errors import UserError
+from common.interrupts import StopRequest
+from common.record import RunFolder, holder_is_gone, process_begun
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    return short_runs.prepare(tmp_path_factory.mktemp("faults"))
+
+
+# Python for the ranks of a run to begin with. Something happens at a certain call of a method.
+AT = """
+import os, signal, time
+import torch
+from common import checkpoint, evaluation, features, runtime
+runtime.Monitor.LOOK = 0
+calls = 0
+
+def at(holder, name, number, ranks, what, first=True):
+    function = getattr(holder, name)
+    def call(*arguments, **named):
+        global calls
+        calls += 1
+        if calls == number and rank in ranks and first:
+            what(*arguments)
+        return function(*arguments, **named)
+    setattr(holder, name, call)
+
+def terminate(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def request(monitor, *_):
+    (monitor.folder.path / "stop").touch()
+"""
+
+UNTRAINED = """
+from common import args
+resolve = args.resolve
+def scoring(parser):
+    found = resolve(parser)
+    found.score_untrained = True
+    return found
+args.resolve = scoring
+"""
+
+STOPS = {  # where: (what is done there, what is said of the step)
+    "SIGTERM to one rank in training": ("at(runtime.Monitor, 'step', 5, [1], terminate)", "at step 5;"),
+    "a file before the first step": (UNTRAINED + "at(runtime.Monitor, 'must_stop', 1, [0], request)", "at step 0;"),
+    "a file in training": ("at(runtime.Monitor, 'step', 11, [0], request)", "at step 11;"),
+    "a file in evaluation": ("at(runtime.Monitor, 'must_stop', 2, [0], request)", "at step 8;"),
+    "SIGTERM to all in evaluation": ("at(runtime.Monitor, 'must_stop', 3, [0, 1, 2], terminate)", "at step 16;"),
+}
+
+
+@pytest.mark.parametrize("where", STOPS)
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on_exactly(setting, where):
+    what, told = STOPS[where]
+    way = "zero2" if where.startswith("a file") else "ddp 3"
+    name = where.replace(" ", "-")
+    output = launch(way, setting, name, before=AT + what)
+    assert told in output and "stopped as asked" in output and "Traceback" not in output
+    assert record(setting, name)["status"] == "preempted"
+    assert not (setting[0] / name / "lock").exists() and not (setting[0] / name / "stop").exists()
+    launch(way, setting, name, "--resume")
+    assert record(setting, name)["status"] == "finished"
+    same(results(setting, name), undisturbed(way, setting))
+
+
+def test_a_request_during_preparation_is_kept(setting):
+    (setting[0] / "asked-early").mkdir()
+    (setting[0] / "asked-early" / "stop").touch()
+    output = launch("baseline", setting, "asked-early")
+    assert "stopped as asked, at step 1;" in output
+    launch("baseline", setting, "asked-early", "--resume")
+    same(results(setting, "asked-early"), undisturbed("baseline", setting))
+
+
+def test_sigterm_to_torchrun_saves_in_time(setting):
+    arguments = [*setting[1], "--run-name", "terminated", "--epochs", "1000"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "distributed_ddp.py", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        for line in run.stdout:
+            if line.startswith("epoch 2: "):
+                break
+        run.terminate()
+        asked = time.monotonic()
+        output = run.stdout.read()
+    assert time.monotonic() - asked < 25 and "stopped as asked, at step" in output
+    assert record(setting, "terminated")["status"] == "preempted"
+    _, state = checkpoint.find(setting[0] / "terminated")
+    assert state["step"] == record(setting, "terminated")["attempts"][0]["steps"] >= 16
+
+
+def test_sigterm_before_training_ends_at_once(setting):
+    server = forking.server()
+    before = AT + "at(features, 'build', 1, [0], lambda *_: (terminate(), time.sleep(60)))"
+    options = [*setting[1], "--cache-dir", setting[0] / "cache-early", "--run-name", "early"]
+    status, output = server.run("baseline.py", 1, options, before=before)
+    assert status == [128 + signal.SIGTERM] and "ended by SIGTERM" in output and "Traceback" not in output
+    assert not list((setting[0] / "cache-early").iterdir())  # no half-made cache is left
+
+
+def test_a_request_only_rank_0_looks_for(tmp_path):
+    with StopRequest(tmp_path / "stop") as first, StopRequest(None) as second:
+        assert not first.made() and not second.made()
+        (tmp_path / "stop").touch()
+        assert first.made() and not second.made()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert second.made() and not first.signalled
+    assert not (tmp_path / "stop").exists()
+
+
+def test_a_rank_that_hangs_ends_the_run_with_all_stacks(setting):
+    before = AT + "at(runtime.Monitor, 'step', 3, [1], lambda *_: time.sleep(100))"
+    script, ranks, own = WAYS["zero1"]
+    options = [*setting[1], *own, "--run-name", "hanging", "--hang-minutes", "0.05"]
+    status, output = forking.server().run(script, ranks, options, before=before, seconds=60)
+    assert all(status)
+    for rank in (0, 1):
+        assert f"error: rank {rank}: no progress for 3 s" in output
+    assert output.count("Timeout (0:00:03)!") == 2
+    assert output.count("in train_one_epoch") >= 2 and "in <lambda>" in output
+
+
+LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))"  # stands for a full disk
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(setting):
+    name = stopped_at("baseline", setting, 6)
+    output = launch("baseline", setting, name, "--resume", "--save-steps", "1", before=LIMIT, fails=True)
+    assert "step-00000007: cannot be written: " in output and "the run goes on, free some space" in output
+    assert "Traceback" not in output and output.strip().splitlines()[-1].startswith("error: ")
+    assert "File too large" in output.strip().splitlines()[-1]  # the model at the epoch's end must be written
+    assert record(setting, name)["status"] == "failed" and checkpoint.find(setting[0] / name)[1]["step"] == 6
+    launch("baseline", setting, name, "--resume")
+    same(results(setting, name), undisturbed("baseline", setting))
+
+
+def test_saving_in_the_background_gives_the_same(setting):
+    options = ["--save-in-background", "--save-steps", "3"]
+    launch("zero1", setting, "background", *options)
+    same(results(setting, "background"), undisturbed("zero1", setting))
+    checkpoints = sorted((setting[0] / "background" / "checkpoints").iterdir())
+    assert [path.name for path in checkpoints] == ["step-00000012", "step-00000015"]
+    launch("zero1", setting, "after-background", "--resume", str(checkpoints[0]))
+    same(results(setting, "after-background"), undisturbed("zero1", setting))
+
+
+def test_saving_by_minutes(setting):
+    launch("baseline", setting, "minutes", "--save-minutes", "0.0001", before=AT)
+    steps = sorted(path.name for path in (setting[0] / "minutes" / "checkpoints").iterdir())
+    assert steps == ["step-00000015", "step-00000016"]
+    same(results(setting, "minutes"), undisturbed("baseline", setting))
+
+
+MEMORY = """
+from common import model
+def limited(self, batch, forward=model.SpanModel.forward):
+    if len(batch.input_ids) > 900:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return forward(self, batch)
+model.SpanModel.forward = limited
+"""
+
+
+@pytest.mark.parametrize("way", ["baseline", "zero2"])
+def test_out_of_memory_names_a_number_that_fits(setting, way):
+    name, options = f"memory-{way}", ["--batch-size", "24"]
+    output = launch(way, setting, name, *options, before=AT + MEMORY, fails=True)
+    line = next(line for line in output.splitlines() if line.startswith("error"))
+    assert "out of memory on a micro-step of" in line and "Traceback" not in output
+    number = line.split("--max-tokens-per-device ")[1].split("`")[0]
+    while True:  # half of what does not fit may not fit either; then the next line says so
+        status, output = forking.server().run(
+            WAYS[way][0], WAYS[way][1], [*setting[1], *WAYS[way][2], *options, "--run-name", f"{name}-{number}",
+            "--max-tokens-per-device", number], before=AT + MEMORY,
+        )  # fmt: skip
+        if not any(status):
+            break
+        smaller = output.split("--max-tokens-per-device ")[1].split("`")[0]
+        assert int(smaller) < int(number)
+        number = smaller
+    assert record(setting, f"{name}-{number}")["status"] == "finished"
+
+
+def test_a_clock_that_is_set_back_changes_nothing(setting):
+    before = "import time; real = time.time; count = [0]\n"
+    before += "def back(): count[0] += 1; return real() - 3600 * count[0]\ntime.time = back"
+    launch("baseline", setting, "clock", before=before)
+    same(results(setting, "clock")[:3], undisturbed("baseline", setting)[:3])
+    run = record(setting, "clock")
+    assert run["attempts"][0]["seconds"] > 0 and all(epoch["train_seconds"] > 0 for epoch in run["epochs"])
+
+
+def test_a_second_run_in_the_same_folder_is_refused(setting):
+    # The first lets the second try while it trains.
+    second = [*setting[1], "--run-name", "twice", "--resume"]
+    before = AT + (
+        "import json, subprocess, sys\n"
+        f"command = [sys.executable, 'baseline.py', *json.loads({json.dumps(json.dumps(second))})]\n"
+        "def other(*_):\n"
+        "    done = subprocess.run(command, capture_output=True, text=True)\n"
+        "    print('second:', done.returncode, done.stderr.splitlines()[-1], flush=True)\n"
+        "at(runtime.Monitor, 'step', 4, [0], other)"
+    )
+    output = launch("baseline", setting, "twice", before=before)
+    assert "second: 2 error: " in output and "twice: taken by the run that its lock names (host " in output
+    same(results(setting, "twice"), undisturbed("baseline", setting))
+
+
+def test_whose_lock_may_be_taken_over(monkeypatch):
+    mine = {"host": "here", "pid": os.getpid(), "begun": process_begun(os.getpid()), "job_id": "7"}
+    assert not holder_is_gone(mine, mine)
+    assert holder_is_gone(mine | {"begun": 1}, mine)  # another process has its number now
+    assert holder_is_gone(mine | {"host": "elsewhere"}, mine)  # the same job, requeued to another node
+    monkeypatch.setattr(records, "job_is_gone", lambda job: job == "6")
+    assert holder_is_gone(mine | {"host": "elsewhere", "job_id": "6"}, mine)
+    assert not holder_is_gone(mine | {"host": "elsewhere", "job_id": "8"}, mine)
+    assert not holder_is_gone(mine | {"host": "elsewhere", "job_id": None}, mine)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"host": 1}', '{"host": "a", "pid": []}'])
+def test_a_lock_that_says_nothing_is_left_alone(tmp_path, text):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").write_text(text)
+    with pytest.raises(UserError, match=r"remove \S+lock if that run is gone"):
+        RunFolder(tmp_path, "run", resume=True)
+    assert (tmp_path / "run" / "lock").read_text() == text
+
+
+def test_a_read_only_folder_is_told_before_the_work(setting, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(UserError, match="not a folder that can be written to"):
+        records.check_free(setting[0], "read-only")
+
+
+def test_which_run_must_be_said(setting):
+    script, ranks, _ = WAYS["baseline"]
+    status, output = forking.server().run(script, ranks, [*setting[1], "--resume"])
+    assert status == [2] and "--resume: of which run?" in output and output.count("\n") == 1
+
+
+def test_gathering_leaves_nothing_where_nothing_is_kept():
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    weights, moments = checkpoint.training_state(model, optimizer, lambda value: [value], keep=False)
+    assert weights == moments == {}
+    buffers = {}
+    weights, moments = checkpoint.training_state(model, optimizer, lambda value: [value], buffers=buffers)
+    assert set(moments) == {f"{kind}/{name}" for kind in ("exp_avg", "exp_avg_sq", "step") for name in weights}
+    again, _ = checkpoint.training_state(model, optimizer, lambda value: [value], buffers=buffers)
+    assert all(again[name].data_ptr() == weights[name].data_ptr() for name in weights)
