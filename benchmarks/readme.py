@@ -23,7 +23,7 @@ def section(records=RECORDS):
     parts = []
     for title, pattern, tell, command in (
         ("This project and others, on the same windows", "peers-*", peers, "compare"),
-        ("The same on a CPU", "cpu-trainer", peers, "compare"),
+        ("The same on a CPU", "cpu-trainer*", peers, "compare"),
         ("Training steps", "steps-*", steps, "steps"),
         ("Scaling", "scaling-*", scaled, "scaling"),
         ("Quality against time", "quality-*", quality, "quality"),
