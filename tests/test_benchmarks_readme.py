@@ -9,7 +9,7 @@ from test_benchmarks import record_of
 from test_scaling import RESULTS
 from tiny import ROOT
 
-from benchmarks import readme, scaling
+from benchmarks import compare, readme, scaling
 from common.errors import UserError
 
 README = (ROOT / "README.md").read_text()
@@ -82,6 +82,16 @@ def test_quality(tmp_path):
             "200",
         ]
     )
+
+
+def test_on_two_cores_in_every_round_a_third_faster_than_the_trainer():
+    """Hugging Face Trainer with dynamic padding at batch 8: the same network, threads and minutes."""
+    records = compare.read_records(ROOT / "benchmarks" / "records" / "cpu-trainer")
+    ours, theirs = records["this-project-8-x1"], records["hf-trainer-8-dynamic-x1"]
+    for name in ("model", "data", "threads", "cpus", "precision", "versions"):
+        assert ours[name] == theirs[name]
+    pairs = zip(compare.speeds(ours), compare.speeds(theirs), strict=True)
+    assert ours["threads"] == 2 and min(a / b for a, b in pairs) > 1.3
 
 
 def test_without_markers_the_readme_is_left_alone():
