@@ -145,6 +145,10 @@ def check_tools_ask(words, **_):
     ask.build_parser().parse_args(words[3 : words.index("<") if "<" in words else None])
 
 
+def check_tests_fuzz(words, **_):
+    fuzz.build_parser().parse_args(words[3:])
+
+
 def check_common_metrics(words, project, **_):
     done = subprocess.run([sys.executable, *words[1:]], cwd=project, capture_output=True, text=True)
     assert done.returncode == 0 and "f1" in done.stdout, done.stderr

@@ -7,7 +7,6 @@ Ours come from the run records below benchmarks/records/reproductions/report-N/ 
 says so. A speed-up stands there only where tools.report would give one.
 """
 
-import argparse
 import re
 import statistics
 from dataclasses import dataclass
@@ -135,7 +134,7 @@ def fill(page, tables):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.Parser(prog="python -m tools.reproductions", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/reproductions.md")
     parser.add_argument("--records", type=Path, default=RECORDS, help="folder with report-1/, report-2/, …")
     args = parser.parse_args()
