@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 
+import fuzz
 import pytest
 from tiny import ROOT, SAMPLE, SMALL
 
