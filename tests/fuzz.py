@@ -93,6 +93,8 @@ def base_folder():
     files = small_files()
     for version, tree in files.items():
         (folder / f"{version}.json").write_text(json.dumps(tree), encoding="utf-8")
+    for name in ("train-v1.1.json", "dev-v1.1.json"):  # the default data of `SQUAD_DIR`
+        shutil.copy(folder / "1.1.json", folder / name)
     text = files["1.1"]["data"][0]["paragraphs"][0]["context"]
     (folder / "text.txt").write_text(text, encoding="utf-8")
     tokenizer = tiny.word_tokenizer(folder / "m", [json.dumps(files)])
@@ -427,6 +429,7 @@ def fuzz_arguments(rng, folder, past):
         stack.enter_context(mock.patch.object(reproductions, "PAGE", folder / "page.md"))
         stack.enter_context(mock.patch.object(ask, "compile_layers"))  # compiling takes seconds
         stack.enter_context(mock.patch.dict(os.environ, RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2"))
+        stack.enter_context(mock.patch.dict(os.environ, SQUAD_DIR=str(base_folder())))
         stack.callback(os.chdir, os.getcwd())
         os.chdir(folder)
         try:
