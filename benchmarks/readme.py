@@ -67,6 +67,7 @@ def peers(folder):
     records = compare.read_records(folder)
     measured = [one for one in records.values() if one["rounds"]]
     rounds = each(len(one["rounds"]) for one in measured)
+    dropout = each(one["arguments"]["attention_dropout"] for one in measured if one["way"][:5] != "this-")
     found = []
     for row in compare.rows(records):
         row["windows/s"] = f"{row['windows/s']} ({row.pop('least')} to {row.pop('most')})"
@@ -77,7 +78,7 @@ def peers(folder):
         each(one["model"]["name"] for one in measured),
         each(name for one in measured for name in (one["gpus"] or [f"{one['device']}, {one['threads']} threads"])),
         each(one["versions"]["torch"] for one in measured),
-        f"all ways in turn, median of {rounds} turns (least to most)",
+        f"attention dropout of the others {dropout}; all ways in turn, median of {rounds} turns (least to most)",
     )
     missing = dict.fromkeys(f"{one['way']}: {one['error']}" for one in records.values() if one["status"] == "failed")
     return text + compare.table(found) + (f"\n\nNot measured: {'; '.join(missing)}." if missing else "")
