@@ -165,12 +165,15 @@ def test_a_step_that_is_not_finite_is_not_applied_and_stops_the_run(train, monke
     real_loss = baseline.span_loss
 
     def poisoned(start_logits, end_logits, batch):
+        if sys._getframe(1).f_code.co_name != "train_step":  # the passes without a gradient before the first step
+            return real_loss(start_logits, end_logits, batch)
         model = sys._getframe(1).f_locals["model"]
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
         factor = math.nan if len(weights) == 3 else 1.0
         return real_loss(start_logits * factor, end_logits, batch)
 
     monkeypatch.setattr(baseline, "span_loss", poisoned)
+    monkeypatch.setattr(runtime.Monitor, "LOOK", 1e9)  # after step 1 it reads at log lines alone
     with pytest.raises(UserError, match=r"step 3: .*not finite.*windows: \[\d+"):
         train("poisoned", "--epochs", "1", "--log-every", "5", "--precision", precision, "--learning-rate", "1e-3")
     assert not torch.equal(weights[1], weights[2]) and torch.equal(weights[2], weights[3])
