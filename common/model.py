@@ -1,9 +1,9 @@
 """A pretrained encoder with a span head that takes packed batches, and the span loss.
 
 Padding-free attention has backends behind one function: `flash` (torch's variable-length attention; CUDA, bf16 or
-fp16) and `sdpa` (pads inside attention only; any device, any precision). `fused` is more than attention: whole encoder
-layers by our own kernels, where `flash` would run and the layers are BERT's. Models whose attention cannot be replaced
-get the same batch padded in here; nobody else knows.
+fp16) and `sdpa` (any device, any precision; pads inside attention only, on the CPU not even there). `fused` is more
+than attention: whole encoder layers by our own kernels, where `flash` would run and the layers are BERT's. Models whose
+attention cannot be replaced get the same batch padded in here; nobody else knows.
 """
 
 import functools
@@ -69,12 +69,22 @@ def sdpa_attention(query, key, value, place, mask, dropout, scaling):
     return out.transpose(1, 2).reshape(windows * length, *query.shape[1:]).index_select(0, place)
 
 
+def window_attention(query, key, value, sizes, dropout, scaling):
+    """Attention of one window after the other, without padding or mask: [T, heads, width]; sizes: their tokens.
+
+    For the CPU, where a call costs little beside its work, and where the sizes are known without waiting.
+    """
+    windows = zip(*(part.transpose(0, 1).split(sizes, dim=1) for part in (query, key, value)), strict=True)
+    outs = [F.scaled_dot_product_attention(*(p[None] for p in w), dropout_p=dropout, scale=scaling)[0] for w in windows]
+    return torch.cat(outs, dim=1).transpose(0, 1)
+
+
 def packed_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, packing=None, **unused):
     """What transformers calls in each layer: query, key, value [1, heads, T, width] -> [1, T, heads, width], None."""
     if packing is None or attention_mask is not None:
         raise ValueError("packed attention was called without a packed batch: its windows would mix in silence")
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    attend = {"flash": flash_attention, "sdpa": sdpa_attention}[packing["backend"]]
+    attend = {"flash": flash_attention, "sdpa": sdpa_attention, "windows": window_attention}[packing["backend"]]
     arguments = {name: packing[name] for name in packing if name != "backend"}
     out = attend(query, key, value, **arguments, dropout=dropout, scaling=scaling)
     return out[None], None
@@ -117,6 +127,7 @@ class SpanModel(nn.Module):
         self.network = network
         self.attention = attention
         self.half = None  # see compute_in
+        self.compiled = False  # see compile_layers
         config = network.config
         self.position_offset = config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
         # distilbert has no token types, and RoBERTa-likes have a single one
@@ -131,6 +142,8 @@ class SpanModel(nn.Module):
     def forward_packed(self, batch):
         if self.attention in ("fused", "flash"):
             packing = {"backend": self.attention, "cu_seqlens": batch.cu_seqlens, "max_length": batch.max_length}
+        elif batch.cu_seqlens.is_cpu and not self.compiled:  # sizes that change would compile anew
+            packing = {"backend": "windows", "sizes": batch.cu_seqlens.diff().tolist()}
         else:
             place, present = padding_places(batch.cu_seqlens, len(batch.input_ids), batch.longest)
             packing = {"backend": "sdpa", "place": place, "mask": present[:, None, None]}
@@ -231,6 +244,7 @@ def compile_layers(model):
     So this costs two compilations, not one a layer or a shape. Only the forward functions: what hooks do (FSDP's)
     stays outside the graph. What is fused is left as it is.
     """
+    model.compiled = True
     modules = encoder_layers(model)
     if model.attention != "padded":
         modules.append(model.network.base_model.embeddings)

@@ -58,9 +58,11 @@ def padded_reference(network, features, windows):
 PACKED = ["bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "ernie"]
 
 
+@pytest.mark.parametrize("compiled", [False, True])  # True: padded inside attention, as on CUDA
 @pytest.mark.parametrize("model_type", [*PACKED, "mpnet", "deberta"])
-def test_a_packed_batch_equals_the_padded_reference_on_real_windows(real_features, model_type):
+def test_a_packed_batch_equals_the_padded_reference_on_real_windows(real_features, model_type, compiled):
     model = load_small(model_type)
+    model.compiled = compiled
     assert model.attention == ("sdpa" if model_type in PACKED else "padded")
     reference = copy.deepcopy(model.network)
     batch = pack(real_features, REAL_WINDOWS)
