@@ -63,7 +63,7 @@ def train_one_epoch(run_step, scheduler, plan, step, features, args, device, ran
     Every rank walks the same plan and takes its share of each global batch, in the same number of micro-steps.
     """
     shares = pack_steps(
-        features, plan, rank, world_size, args.accumulation, args.max_tokens_per_device, fixed_shapes=args.compile
+        features, plan, rank, world_size, args.accumulation, args.max_tokens_per_device, fixed_shapes=args.cuda_graphs
     )
     for windows, micro_batches in zip(plan, prefetch(shares, device), strict=True):
         runtime.seed_dropout(args.seed, step, rank)
@@ -139,7 +139,7 @@ def main():
     # pass, which changes the order of sums: a run that goes on from a checkpoint must not differ there.
     model.train()
     first, split = [trainable[: args.batch_size]], (args.accumulation, args.max_tokens_per_device)
-    shares = next(pack_steps(features["train"], first, rank, world_size, *split, fixed_shapes=args.compile))
+    shares = next(pack_steps(features["train"], first, rank, world_size, *split, fixed_shapes=args.cuda_graphs))
     with runtime.memory_for(shares):
         for batch in [shares[0].to(device)] * 2:
             (0 * span_loss(*replica(batch), batch)).backward()

@@ -23,7 +23,7 @@ def section(records=RECORDS):
     parts = []
     for title, pattern, tell, command in (
         ("This project and others, on the same windows", "peers-*", peers, "compare"),
-        ("The same on a CPU", "cpu-trainer", peers, "compare"),
+        ("The same on a CPU", "cpu-trainer*", peers, "compare"),
         ("Training steps", "steps-*", steps, "steps"),
         ("Scaling", "scaling-*", scaled, "scaling"),
         ("Quality against time", "quality-*", quality, "quality"),
@@ -58,8 +58,8 @@ def spread(median, least, most, form=compare.speed_text):
 
 
 def caption(folder, model, device, torch, what):
-    source = f"`benchmarks/records/{folder.name}`"
-    return f"{', '.join(filter(None, (model, device, torch and f'torch {torch}')))}; {what} ({source}).\n\n"
+    setting = ", ".join(filter(None, (model, device, torch and f"torch {torch}")))
+    return f"{'; '.join(filter(None, (setting, what)))} (`benchmarks/records/{folder.name}`).\n\n"
 
 
 def peers(folder):
@@ -67,6 +67,7 @@ def peers(folder):
     records = compare.read_records(folder)
     measured = [one for one in records.values() if one["rounds"]]
     rounds = each(len(one["rounds"]) for one in measured)
+    dropout = each(one["arguments"]["attention_dropout"] for one in measured if one["way"][:5] != "this-")
     found = []
     for row in compare.rows(records):
         row["windows/s"] = f"{row['windows/s']} ({row.pop('least')} to {row.pop('most')})"
@@ -77,10 +78,10 @@ def peers(folder):
         each(one["model"]["name"] for one in measured),
         each(name for one in measured for name in (one["gpus"] or [f"{one['device']}, {one['threads']} threads"])),
         each(one["versions"]["torch"] for one in measured),
-        f"all ways in turn, median of {rounds} turns (least to most)",
+        f"attention dropout of the others {dropout}; all ways in turn, median of {rounds} turns (least to most)",
     )
-    missing = compare.missing(records)
-    return text + compare.table(found) + ("\n\nNot measured: " + "; ".join(missing) + "." if missing else "")
+    missing = dict.fromkeys(f"{one['way']}: {one['error']}" for one in records.values() if one["status"] == "failed")
+    return text + compare.table(found) + (f"\n\nNot measured: {'; '.join(missing)}." if missing else "")
 
 
 def steps(folder):
@@ -90,14 +91,15 @@ def steps(folder):
     )
     found = []
     for one in lines:
-        row = {"model": one["shape"], "GPUs": str(one["ranks"]), "strategy": one["strategy"]}
+        row = {"model": one["shape"]} if len({line["shape"] for line in lines}) > 1 else {}
+        row |= {"GPUs": str(one["ranks"]), "strategy": one["strategy"]}
         row |= {"attention": one["attention"]} if "attention" in one else {}
         row |= {"batch": str(one["batch_size"]), "windows/s": spread(*one["windows_per_second"])}
         row |= {"ms a step": f"{one['ms_a_step']:.1f}", "useful TFLOP/s": f"{one['useful_tflops']:.0f}"}
         found.append(row | {"GB a GPU": f"{one['peak_memory_gb']:.1f}"})
     device = each(one["device"] for one in lines if "device" in one)
-    what = "steady state, median of the repeats (least to most); useful: real tokens alone"
-    return caption(folder, "", device, "", what) + compare.table(found)
+    what = "steady state, median of the repeats (least to most), useful: real tokens alone"
+    return caption(folder, each(one["shape"] for one in lines), device, "", what) + compare.table(found)
 
 
 def scaled(folder):

@@ -111,7 +111,7 @@ class Setting:
         self.run_step, self.scheduler = StepGraphs(step, device, args.cuda_graphs), scheduler
         self.plan = whole_batches(features, batch_size)
         steps = pack_steps(
-            features, whole_batches(features, batch_size), rank, world_size, 1, None, fixed_shapes=args.compile
+            features, whole_batches(features, batch_size), rank, world_size, 1, None, fixed_shapes=args.cuda_graphs
         )
         self.micro_batches = prefetch(steps, device)
         self.done = 0

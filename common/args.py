@@ -80,7 +80,10 @@ def build_parser(description):
         "--attention-dropout", type=share_of_one, default=0.0, help="above 0 needs and selects sdpa attention"
     )
     model.add_argument(
-        "--attention", choices=["auto", "fused", "flash", "sdpa"], default="auto", help="attention backend"
+        "--attention",
+        choices=["auto", "fused", "flash", "sdpa"],
+        default="auto",
+        help="auto: fused (BERT's layers by our own kernels) where the card and --precision allow it, else sdpa",
     )
 
     training = parser.add_argument_group("training")
@@ -123,7 +126,7 @@ def build_parser(description):
     speed.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
-        help="compile the encoder layers; default: on CUDA unless --deterministic",
+        help="compile layers that are not fused; default: on CUDA unless --deterministic",
     )
     speed.add_argument(
         "--cuda-graphs",

@@ -24,14 +24,16 @@ def read_ranks():
         ) from None
 
 
-def start(device, hang_minutes):
+def start(device, hang_minutes=None):
     """Make the process group: NCCL on GPUs, gloo on CPUs; all ranks take part.
 
-    From here on a rank that makes no progress for so many minutes ends the run and shows where each rank stands; the
-    group's own time limit, which does not, comes later.
+    From here on a rank that makes no progress for hang_minutes ends the run and shows where each rank stands; the
+    group's own time limit, which does not, comes later. None leaves that to the group.
     """
-    watchdog.watch(int(os.environ["RANK"]), 60 * hang_minutes)
-    limit = datetime.timedelta(minutes=2 * hang_minutes + 1)
+    limit = None
+    if hang_minutes is not None:
+        watchdog.watch(int(os.environ["RANK"]), 60 * hang_minutes)
+        limit = datetime.timedelta(minutes=2 * hang_minutes + 1)
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device, timeout=limit)
     else:

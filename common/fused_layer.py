@@ -1,9 +1,10 @@
-"""BERT's encoder layer over packed windows, forward and backward by hand: eight matrix products and six kernels.
+"""BERT's encoder layer over packed windows, forward and backward by hand, and its embeddings.
 
-torch.compile needs about a minute for the same on a cold start, and gives back what it can prove; this knows more. That
-a bias is added, and its gradient summed, beside other work; that the gradients of queries, keys and values meet in one
-product, with the residual's added by it; that weight gradients leave their products in fp32. Measured in
-benchmarks/NOTES.md.
+`FusedLayer` is the layer: matrix products, and the kernels of common/kernels.py between them. It uses what a compiler
+cannot know: biases are added, and their gradients summed, by kernels that hold the values anyway; queries, keys and
+values are one product, and their gradients another, which adds the residual's; weight gradients leave their products
+in fp32. Nothing is to be compiled at the start but the kernels. benchmarks/NOTES.md has what each is worth. The rest of
+this file puts it in place of transformers' layer, parameters and names unchanged.
 """
 
 import importlib.util
@@ -60,8 +61,9 @@ class FusedLayer(torch.autograd.Function):
     def backward(ctx, grad):
         from common import kernels
 
-        x, qkv, attended, lse, middle, up, active, *saved = ctx.saved_tensors[:13]
-        wo, wi, wd, bi, norm1, norm2, cu_seqlens, seeds, *kept = ctx.saved_tensors[13:]
+        tensors = ctx.saved_tensors  # once: activation checkpointing computes them again each time
+        x, qkv, attended, lse, middle, up, active, *saved = tensors[:13]
+        wo, wi, wd, bi, norm1, norm2, cu_seqlens, seeds, *kept = tensors[13:]
         dropout, dtype = ctx.dropout, bi.dtype  # that of the parameters, and so of their gradients
         grad, dmiddle, parts2 = kernels.add_norm_backward(grad.contiguous(), saved[3:], norm2, dropout, seeds, 1)
         dwd = product(grad, active, dtype)
@@ -160,7 +162,9 @@ class Fused:
 class FusedEmbeddings:
     """What the class of BERT's embeddings is mixed with by `fuse_layers`."""
 
-    def forward(self, input_ids, token_type_ids, position_ids, **unused):
+    def forward(self, input_ids, token_type_ids=None, position_ids=None, **unused):
+        if token_type_ids is None or position_ids is None:
+            raise ValueError("fused embeddings take packed windows, with their types and positions")
         tables = self.word_embeddings, self.position_embeddings, self.token_type_embeddings
         weights = *(table.weight for table in tables), self.LayerNorm.weight, self.LayerNorm.bias
         dropout = self.dropout.p if self.training else 0.0

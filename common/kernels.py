@@ -187,7 +187,7 @@ def add_norm_backward_kernel(
     GRAD, SUM, MEAN, RSTD, WEIGHT, SEED, DX, DRESIDUAL, PARTS, which, share, keep, rows, width,
     DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Every so-manieth row; the sums over its rows for weight, shift and bias go to this program's place in PARTS."""
+    """Rows that are num_programs apart; their sums for weight, shift and bias go to this program's row of PARTS."""
     column = tl.arange(0, BLOCK)
     inside = column < width
     weight = tl.load(WEIGHT + column, mask=inside, other=0.0).to(tl.float32)
@@ -280,7 +280,7 @@ def embed_backward_kernel(
     GRAD, SUM, MEAN, RSTD, TYPES, WEIGHT, SEED, DSUM, PARTS, share, keep, tokens, width,
     DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Every so-manieth token; the sums for weight, shift and both types go to this program's place in PARTS."""
+    """Tokens that are num_programs apart; their sums for weight, shift and both types go to its row of PARTS."""
     column = tl.arange(0, BLOCK)
     inside = column < width
     weight = tl.load(WEIGHT + column, mask=inside, other=0.0).to(tl.float32)
@@ -366,7 +366,7 @@ def gelu_kernel(X, BIAS, OUT, rows, width, ROWS: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit
 def gelu_backward_kernel(GRAD, X, BIAS, DX, PARTS, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Every so-manieth tile of one block of columns; the sums over its rows go to this program's place in PARTS."""
+    """Tiles of a block of columns that are num_programs apart; the sums over their rows go to its row of PARTS."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     bias = tl.load(BIAS + column, mask=column < width, other=0.0).to(tl.float32)
     dbias = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -407,7 +407,7 @@ def gelu_backward(grad, x, bias):
 
 @triton.jit
 def row_sums_kernel(X, PARTS, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Every so-manieth tile of one block of columns."""
+    """Tiles of a block of columns that are num_programs apart."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for first in range(tl.program_id(1) * ROWS, rows, tl.num_programs(1) * ROWS):

@@ -44,7 +44,7 @@ import distributed_fsdp
 from benchmarks import scaling, steps
 from common import distributed, errors, metrics, model, squad
 from common.features import ARRAYS, load_tokenizer, prepare, read_cache, vocabulary_size
-from tools import allreduce, ask, audit, fetch, report, sweep
+from tools import allreduce, ask, audit, fetch, report, reproductions, sweep
 
 SECONDS = 20  # for one input; most take milliseconds
 MEGABYTES = 256  # for one input, beside what its size allows: a tenfold of the gzip bomb's file is far below
@@ -93,6 +93,8 @@ def base_folder():
     files = small_files()
     for version, tree in files.items():
         (folder / f"{version}.json").write_text(json.dumps(tree), encoding="utf-8")
+    for name in ("train-v1.1.json", "dev-v1.1.json"):  # the default data of `SQUAD_DIR`
+        shutil.copy(folder / "1.1.json", folder / name)
     text = files["1.1"]["data"][0]["paragraphs"][0]["context"]
     (folder / "text.txt").write_text(text, encoding="utf-8")
     tokenizer = tiny.word_tokenizer(folder / "m", [json.dumps(files)])
@@ -376,6 +378,7 @@ def programs():
         "fetch": (fetch.main, ["squad-v1.1", "owner/name", "--to", "data", "--timeout", 3]),
         "report": (report.main, [RECORDS, "--baseline", "baseline", "--f1", 80, "--out", "report"]),
         "sweep": (sweep.main, ["--gpus", 2, "1x4", "--repeats", 2, "--runs-dir", "runs", "--", "--epochs", 2]),
+        "reproductions": (reproductions.main, ["--records", RECORDS.parent / "reproductions"]),
         "metrics": (metrics.main, [base / "2.0.json", predictions, "--na-threshold", 0.5, "--rule", "2.0"]),
         "allreduce": (allreduce.main, ["--shape", "minilm", "--repeats", 3, "--types", "fp32", "--device", "cpu"]),
         "scaling": (scaling.main, ["out.json", "--gpus", 1, 2, "--weak", 96, "--strong", 384]),
@@ -404,6 +407,7 @@ def fuzz_arguments(rng, folder, past):
     main, argv = programs()[name]
     argv = command_line(rng, argv, flags(main))
     (folder / "argv.json").write_text(json.dumps([name, *argv]))
+    (folder / "page.md").write_text("")
     whole = name in ("baseline", "evaluate") and rng.random() < 0.05
 
     def stop(*_, **__):
@@ -422,8 +426,10 @@ def fuzz_arguments(rng, folder, past):
         ):
             stack.enter_context(mock.patch.object(module, what, stop))
         stack.enter_context(mock.patch.object(sweep, "run_here", stop))
+        stack.enter_context(mock.patch.object(reproductions, "PAGE", folder / "page.md"))
         stack.enter_context(mock.patch.object(ask, "compile_layers"))  # compiling takes seconds
         stack.enter_context(mock.patch.dict(os.environ, RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2"))
+        stack.enter_context(mock.patch.dict(os.environ, SQUAD_DIR=str(base_folder())))
         stack.callback(os.chdir, os.getcwd())
         os.chdir(folder)
         try:
@@ -572,7 +578,7 @@ def run_kind(kind, seed, count, out):
     return results
 
 
-def main():
+def build_parser():
     parser = errors.Parser(prog="python -m tests.fuzz", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--count", type=int, default=20000, help="inputs of each kind (default: 20000)")
     parser.add_argument("--seed", type=int, default=0, help="another seed gives other inputs (default: 0)")
@@ -581,7 +587,11 @@ def main():
     parser.add_argument(
         "--out", type=Path, default=Path(tempfile.gettempdir()) / "fuzz", help="where failures are kept"
     )
-    args = parser.parse_args()
+    return parser
+
+
+def main():
+    args = build_parser().parse_args()
     args.out = args.out.absolute()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.only is not None:

@@ -35,6 +35,17 @@ def needs(package):
         pytest.skip(f"{package} is not installed: `pip install -r requirements-bench.txt`")
 
 
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Lightning and Accelerate leave ranks in the environment and a process group, which other tests would take."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def parse(*options):
     args = compare.build_parser().parse_args([*SMALL, "--out", "somewhere", *options])
     args.device = "cpu"

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 
+import fuzz
 import pytest
 from tiny import ROOT, SAMPLE, SMALL
 
@@ -147,6 +148,10 @@ def check_tools_fetch(words, tmp_path, **_):
 
 def check_tools_ask(words, **_):
     ask.build_parser().parse_args(words[3 : words.index("<") if "<" in words else None])
+
+
+def check_tests_fuzz(words, **_):
+    fuzz.build_parser().parse_args(words[3:])
 
 
 def check_common_metrics(words, project, **_):

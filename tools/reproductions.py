@@ -7,7 +7,7 @@ Ours come from the run records below benchmarks/records/reproductions/report-N/ 
 says so. A speed-up stands there only where tools.report would give one.
 """
 
-import argparse
+import os
 import re
 import statistics
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def key(row):
 
 def load_rows(folder):
     """{(strategy, ranks, precision, epochs): Row} of a folder's finished runs, compared; {} if there is none."""
-    if not folder.exists():
+    if not os.path.exists(folder):  # Path's own test fails on a name too long
         return {}
     experiments = group([read_run(file) for file in find_records([folder])])
     compare(experiments, choose_bases(experiments))
@@ -135,7 +135,7 @@ def fill(page, tables):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.Parser(prog="python -m tools.reproductions", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/reproductions.md")
     parser.add_argument("--records", type=Path, default=RECORDS, help="folder with report-1/, report-2/, …")
     args = parser.parse_args()

@@ -1,0 +1,241 @@
+"""The encoder layer by hand gives what transformers' gives, gradients too.
+
+Here its kernels are plain torch, so that what is tested is the layer; the kernels themselves are tested on a GPU, in
+tests/test_model.py and tests/test_graphs.py.
+"""
+
+import importlib.util
+import sys
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import load_small, same_gradients, sample_features
+
+from common import model as model_module
+from common.batches import pack
+from common.model import compile_layers, compute_in, encoder_layers, save_model, span_loss, use_attention
+
+
+def differentiated(function, inputs, grad):
+    """Gradients of `function` at `inputs`."""
+    with torch.enable_grad():
+        inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+        return torch.autograd.grad(function(*inputs), inputs, grad)
+
+
+def attend(qkv, heads, cu_seqlens):
+    parts = [part.unflatten(1, (heads, -1)).transpose(0, 1) for part in qkv.chunk(3, 1)]
+    windows = [
+        F.scaled_dot_product_attention(*(part[:, begin:end] for part in parts))
+        for begin, end in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)
+    ]
+    return torch.cat(windows, 1).transpose(0, 1).flatten(1)
+
+
+def kept(like, dropout, seed):
+    generator = torch.Generator().manual_seed(int(seed))
+    return torch.rand(like.shape, generator=generator) >= dropout
+
+
+def dropped(x, dropout, seeds, which):
+    return x * kept(x, dropout, seeds[which]) / (1 - dropout) if dropout else x
+
+
+class Kernels(types.ModuleType):
+    """What common/kernels.py offers, in plain torch; what is saved for a backward pass is what it needs here."""
+
+    @staticmethod
+    def attention_forward(qkv, heads, cu_seqlens, max_length):
+        return attend(qkv, heads, cu_seqlens), torch.empty(heads, len(qkv))
+
+    @staticmethod
+    def attention_backward(grad, qkv, out, lse, cu_seqlens, max_length):
+        return differentiated(lambda x: attend(x, len(lse), cu_seqlens), [qkv], grad)[0]
+
+    @staticmethod
+    def add_norm(x, bias, residual, weight, shift, eps, dropout, seeds, which):
+        total = dropped(x + bias.to(x.dtype), dropout, seeds, which) + residual
+        out = F.layer_norm(total, weight.shape, weight.to(x.dtype), shift.to(x.dtype), eps)
+        return out, (total, torch.full((1,), eps), torch.empty(0))
+
+    @staticmethod
+    def add_norm_backward(grad, saved, weight, dropout, seeds, which):
+        total, eps, _ = saved
+        norm = lambda total, weight, shift: F.layer_norm(total, weight.shape, weight, shift, float(eps))  # noqa: E731
+        weight = weight.to(total.dtype)
+        dresidual, dweight, dshift = differentiated(norm, [total, weight, torch.zeros_like(weight)], grad)
+        dx = dropped(dresidual, dropout, seeds, which)
+        sums = torch.cat([dweight, dshift, dx.sum(0)]).float()
+        return dx, dresidual.clone(), torch.stack([sums / 2, sums / 2])
+
+    @staticmethod
+    def gelu(x, bias):
+        return F.gelu(x + bias.to(x.dtype))
+
+    @staticmethod
+    def gelu_backward(grad, x, bias):
+        (dx,) = differentiated(F.gelu, [x + bias.to(x.dtype)], grad)
+        return dx, dx.float().sum(0, keepdim=True)
+
+    @staticmethod
+    def row_sums(x):
+        return x.float().sum(0, keepdim=True)
+
+    @staticmethod
+    def column_sums(*matrices):
+        return [matrix.sum(0) for matrix in matrices]
+
+    @staticmethod
+    def embed(ids, positions, types, word, position, kind, weight, shift, eps, dropout, seed, dtype):
+        total = word[ids] + position[positions] + kind[types]
+        out = F.layer_norm(total, weight.shape, weight, shift, eps)
+        return dropped(out, dropout, seed, 0).to(dtype), (total, torch.full((1,), eps), torch.empty(0))
+
+    @staticmethod
+    def embed_backward(grad, saved, types, weight, dropout, seed):
+        total, eps, _ = saved
+        grad = dropped(grad.float(), dropout, seed, 0)
+        norm = lambda total, weight, shift: F.layer_norm(total, weight.shape, weight, shift, float(eps))  # noqa: E731
+        dsum, dweight, dshift = differentiated(norm, [total, weight, torch.zeros_like(weight)], grad)
+        return dsum, [dweight, dshift, *(dsum[types == one].sum(0) for one in (0, 1))]
+
+
+@pytest.fixture
+def plain_kernels(monkeypatch):
+    kernels = Kernels("common.kernels")
+    monkeypatch.setitem(sys.modules, "common.kernels", kernels)
+    monkeypatch.setattr("common.kernels", kernels, raising=False)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "triton" or find_spec(name))
+
+
+@pytest.fixture(scope="module")
+def batch():
+    features, _ = sample_features(60)
+    return pack(features, [1, 5, 9, 30])
+
+
+def fused(model_type="bert", **changes):
+    model = load_small(model_type, **changes)
+    use_attention(model, "fused")
+    return model
+
+
+def loss_and_gradients(model, batch, seed=0):
+    torch.manual_seed(seed)
+    model.zero_grad()
+    loss = span_loss(*model(batch), batch)
+    loss.backward()
+    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def vector(gradients):
+    return torch.cat([grad.flatten().float() for grad in gradients.values() if grad is not None])
+
+
+@pytest.mark.parametrize("model_type", ["bert", "electra", "roberta"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_it_is_the_layer(plain_kernels, batch, model_type, checkpointed):
+    ours, theirs = fused(model_type), load_small(model_type)
+    assert ours.attention == "fused" and all(type(one).__name__.startswith("Fused") for one in encoder_layers(ours))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    if checkpointed:
+        ours.network.gradient_checkpointing_enable({"use_reentrant": False})
+        ours.train()
+    loss, _ = loss_and_gradients(ours, batch)
+    expected, _ = loss_and_gradients(theirs, batch)
+    assert loss == pytest.approx(expected, rel=1e-6)
+    same_gradients(dict(ours.network.named_parameters()), dict(theirs.network.named_parameters()), 1e-5)
+
+
+def test_half_precision_and_weights_that_change(plain_kernels, batch):
+    """fp32 weights get half copies, anew at each pass; gradients are fp32 and near the exact ones."""
+    exact, half = load_small("bert"), fused()
+    compute_in(half, torch.bfloat16)
+    for _ in range(2):
+        gradients = [loss_and_gradients(model, batch)[1] for model in (exact, half)]
+        assert all(grad.dtype == torch.float32 for grad in gradients[1].values() if grad is not None)
+        exact_vector, half_vector = map(vector, gradients)
+        assert 0 < (half_vector - exact_vector).norm() / exact_vector.norm() < 0.05
+        with torch.no_grad():
+            for model in (exact, half):
+                for parameter in model.parameters():
+                    parameter.mul_(1.1)
+
+
+def test_half_weights_as_fsdp_gathers_them(plain_kernels, batch):
+    """Weights that are half already are used as they are, and so are their gradients."""
+    model = fused().to(torch.bfloat16)
+    _, gradients = loss_and_gradients(model, batch)
+    _, exact = loss_and_gradients(load_small("bert"), batch)
+    assert all(grad.dtype == torch.bfloat16 for grad in gradients.values() if grad is not None)
+    assert (vector(gradients) - vector(exact)).norm() / vector(exact).norm() < 0.05
+
+
+def test_dropout_is_the_same_in_both_passes(plain_kernels, batch):
+    """Gradients by dropout's mask agree with finite differences along a direction, and seeds change the mask."""
+    model = fused()
+    for layer in encoder_layers(model):
+        layer.attention.output.dropout.p = layer.output.dropout.p = 0.2
+    model.network.bert.embeddings.dropout.p = 0.2
+    model.train()
+    loss, gradients = loss_and_gradients(model, batch)
+    assert loss_and_gradients(model, batch)[0] == loss != loss_and_gradients(model, batch, seed=1)[0]
+    torch.manual_seed(5)
+    direction = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    slope = sum((gradients[name] * direction[name]).sum() for name in gradients if gradients[name] is not None)
+    losses, step = [], 1e-4
+    for sign in (1, -2):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.add_(direction[name], alpha=sign * step)
+        losses.append(loss_and_gradients(model, batch)[0])
+    assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(slope.item(), rel=0.02)
+
+
+def test_a_padding_row_learns_nothing(plain_kernels, batch):
+    model = fused()
+    batch = batch.map(torch.clone)
+    batch.input_ids[3] = model.network.config.pad_token_id
+    _, gradients = loss_and_gradients(model, batch)
+    assert not gradients["network.bert.embeddings.word_embeddings.weight"][model.network.config.pad_token_id].any()
+
+
+@pytest.mark.parametrize("model_type, changes", [("distilbert", {}), ("albert", {}), ("bert", {"hidden_act": "relu"})])
+def test_other_layers_take_flash(plain_kernels, model_type, changes):
+    model = fused(model_type, **changes)
+    assert model.attention == "flash"
+    assert not any(type(module).__name__.startswith("Fused") for module in model.modules())
+
+
+def test_without_triton_flash_is_taken(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else find_spec(name))
+    assert fused().attention == "flash"
+
+
+def test_what_is_fused_is_not_compiled(plain_kernels, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(model_module.torch, "compile", lambda function, **_: compiled.append(function) or function)
+    compile_layers(fused())
+    assert not compiled
+    compile_layers(fused("roberta"))  # of one token type: its embeddings stay as they are
+    assert len(compiled) == 1
+
+
+def test_a_mask_is_refused(plain_kernels):
+    with pytest.raises(ValueError, match="packed windows"):
+        fused().network(input_ids=torch.ones(2, 8, dtype=torch.long))
+
+
+def test_it_is_saved_as_what_it_was(plain_kernels, tmp_path):
+    class NoTokenizer:
+        def save_pretrained(self, folder):
+            pass
+
+    model = fused()
+    save_model(model, model.state_dict(), NoTokenizer(), tmp_path / "model", {})
+    config = (tmp_path / "model" / "config.json").read_text()
+    assert "BertForQuestionAnswering" in config and "Fused" not in config
