@@ -468,7 +468,10 @@ def test_the_audit_speaks_ascii_terminals_too(tmp_path, model, monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "argv", ["audit", str(path), "--model", str(model)])
-    tool.main()
+    monkeypatch.setattr(errors.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as end:
+        errors.run(tool.main)
+    assert not end.value.code
     out.flush()
     assert rb"fr\xe5ga" in out.buffer.getvalue()
 
