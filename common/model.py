@@ -504,7 +504,7 @@ def load_model(
             if attend:
                 network.set_attn_implementation("sdpa")
             model.attention = "padded"
-            model(example_batch(torch.tensor([0, 1, 2]), [3]))
+            model(example_batch(torch.tensor([0, 1, 2]), [1, 2]))  # uneven, so that one is padded
     except Exception as error:  # what a wrong number in config.json leads to is raised anywhere in transformers
         raise UserError(f"{name}: cannot be run ({shorten(' '.join(str(error).split()), 200)})") from None
     if packed:
