@@ -602,7 +602,7 @@ def main():
         print(f"{folder}\n{json.dumps(result, indent=1)}\n{result['fault'] or 'no fault'}")
         return bool(result["fault"])
     print(
-        "| kind | inputs | past the reader | accepted | failures | slowest, s | seconds |\n|" + " ---: |" * 7,
+        "| kind | inputs | past the reader | accepted | failures | slowest, s | seconds |\n| --- |" + " ---: |" * 6,
         flush=True,
     )
     failed = 0
