@@ -13,6 +13,7 @@ step from the seed, the step and the rank.
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import threading
@@ -32,6 +33,8 @@ STATE = {  # what state.json holds at least
     "step": int, "epoch": int, "loss_sum": float, "windows_seen": int, "train_seconds": float, "epochs": list,
     "scaler": dict, "threshold": (float, int, type(None)), "selection": dict, "experiment": dict,
 }  # fmt: skip
+SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}  # GradScaler's state
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 # Arguments that may differ when a run goes on: they change where or how fast it runs, not what it computes.
 HARMLESS = {
     "accumulation", "attention", "cache_dir", "checkpoint_activations", "compile", "cuda_graphs", "data_name",
@@ -210,7 +213,7 @@ def check(path):
             if (path / name).stat().st_size != told["bytes"] or digest(path / name) != told["sha256"]:
                 raise UserError(f"{path / name}: damaged: it is not what the manifest says")
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        wrong = [name for name, kinds in STATE.items() if not isinstance(state.get(name), kinds)]
+        wrong = [name for name, kinds in STATE.items() if not isinstance(state.get(name), kinds)] or absurd(state)
         if wrong:
             raise UserError(f"{path / 'state.json'}: damaged: not what a run writes: {', '.join(wrong)}")
         return state
@@ -220,12 +223,29 @@ def check(path):
         raise UserError(f"{path / 'manifest.json'}: damaged: it does not name {', '.join(FILES)}") from None
 
 
+def absurd(state):
+    """Names of what a state of the right types holds and no run would write."""
+    counts, sums, best = ("step", "epoch", "windows_seen"), ("loss_sum", "train_seconds"), state["selection"]
+    wrong = [name for name in counts if not 0 <= state[name] < 2**53]
+    wrong += [name for name in sums if not math.isfinite(state[name])]
+    if not all(isinstance(epoch, dict) for epoch in state["epochs"]):
+        wrong.append("epochs")
+    if not state["scaler"].keys() <= SCALER or not all(isinstance(n, int | float) for n in state["scaler"].values()):
+        wrong.append("scaler")
+    number = isinstance(best.get("best"), int | float | None) and isinstance(best.get("epoch"), int | None)
+    if not best.keys() <= {"best", "epoch", "worse"} or not number or not isinstance(best.get("worse", 0), int):
+        wrong.append("selection")
+    return wrong
+
+
 def find(place, log=lambda text: None):
     """(path, state) of the newest whole checkpoint at `place`: a checkpoint, a run folder or its checkpoints/.
 
     (None, None) where there is none; damaged ones are reported and passed over.
     """
     place = Path(place)
+    if not os.path.isdir(place):  # Path's own tests fail on a name too long
+        return None, None
     candidates = [place] if (place / "manifest.json").exists() else []
     for folder in (place / "checkpoints", place):
         candidates = candidates or sorted(folder.glob("step-*"), reverse=True)
@@ -272,6 +292,15 @@ def check_same(path, state, args, sets):
         raise UserError(f"{path}: of another experiment: {'; '.join(changed)}; start a new run, without --resume")
 
 
+def fits(model, weights, moments):
+    """Whether weights have the model's shapes, and moments those of their parameters, for each all three or none."""
+    same = all(weights[name].shape == tensor.shape for name, tensor in model.state_dict().items())
+    for name, parameter in model.named_parameters():
+        shapes = [moments[key].shape if (key := f"{kind}/{name}") in moments else None for kind in MOMENTS]
+        same &= shapes in ([None] * 3, [torch.Size(), parameter.shape, parameter.shape])
+    return same
+
+
 def resume(args, model, optimizer, sets, rank, gather, log, distribute=lambda tensor, like: tensor):
     """The state of the checkpoint that --resume means, after loading it into model and optimizer; all ranks take part.
 
@@ -289,8 +318,10 @@ def resume(args, model, optimizer, sets, rank, gather, log, distribute=lambda te
         return {}
     check_same(path, state, args, sets)
     weights, moments = read(path)
-    if weights.keys() != model.state_dict().keys():
+    if weights.keys() != model.state_dict().keys() or not fits(model, weights, moments):
         raise UserError(f"{path}: the weights of another kind of model; start a new run, without --resume")
+    if not 1 <= state["epoch"] <= args.epochs:
+        raise UserError(f"{path}: damaged: of epoch {state['epoch']}, and there are {args.epochs}")
     load_training_state(model, optimizer, weights, moments, distribute)
     log(f"going on from {path}: epoch {state['epoch']}, step {state['step']}")
     return state | {"folder": str(path.parent.parent)}

@@ -469,6 +469,8 @@ class Monitor:
         self.profiler.stop()
         synchronize(self.device)
         now = time.perf_counter()
+        if not self.windows_seen:
+            raise UserError(f"epoch {self.epoch}: nothing left to train on: the checkpoint's state.json is damaged")
         warm = self.warmup_seconds is not None and self.steady_windows
         steady = max(now - self.steady, 1e-9) if warm else math.inf  # no throughput of what was warm-up alone
         self.trained_seconds, self.until_look = self.train_seconds(), 1

@@ -42,7 +42,7 @@ import baseline
 import distributed_ddp
 import distributed_fsdp
 from benchmarks import scaling, steps
-from common import distributed, errors, metrics, model, squad
+from common import checkpoint, distributed, errors, metrics, model, record, runtime, squad
 from common.features import ARRAYS, load_tokenizer, prepare, read_cache, vocabulary_size
 from tools import allreduce, ask, audit, fetch, report, reproductions, sweep
 
@@ -317,6 +317,60 @@ def change_array(rng, folder, data):
     return out.getvalue()
 
 
+def training():
+    """Arguments of a training that takes a second."""
+    base = base_folder()
+    data = ["--train-file", base / "1.1.json", "--dev-file", base / "1.1.json", "--cache-dir", base / "c"]
+    size = ["--max-length", WINDOW, "--overlap", OVERLAP, "--batch-size", 8, "--epochs", 1, "--log-every", 1]
+    return [*data, *size, "--model", base / "m", "--device", "cpu", "--learning-rate", "1e-3"]
+
+
+@functools.cache
+def finished_run():
+    """The folder of such a training, with its checkpoints."""
+    run_main(baseline.main, *training(), "--runs-dir", base_folder() / "runs", "--run-name", "r", "--save-steps", 1)
+    return base_folder() / "runs" / "r"
+
+
+def fuzz_checkpoint(rng, folder, past):
+    """A checkpoint, signed anew by its manifest or not: a run goes on from it, now and then to its end."""
+    shutil.copytree(finished_run() / "checkpoints", folder / "r" / "checkpoints")
+    older, place = sorted((folder / "r" / "checkpoints").iterdir())
+    if rng.random() < 0.8:
+        shutil.rmtree(older)
+    name = rng.choice(["state.json", "state.json", "model.safetensors", "optimizer.safetensors", "manifest.json"])
+    if name == "state.json":
+        state = json.loads((place / name).read_text())
+        experiment = state.pop("experiment")
+        if rng.random() < 0.1:
+            experiment = mutate(rng, experiment)
+        state = mutate(rng, state)
+        (place / name).write_bytes(dump(rng, state | {"experiment": experiment} if isinstance(state, dict) else state))
+    elif name == "manifest.json":
+        (place / name).write_bytes(dump(rng, mutate(rng, json.loads((place / name).read_text()))))
+    else:
+        (place / name).write_bytes(safetensors(rng, (place / name).read_bytes()))
+    if rng.random() < 0.05:
+        (place / name).write_bytes(damage(rng, (place / name).read_bytes()))
+    if name != "manifest.json" and rng.random() < 0.9:
+        sizes = {file: (place / file).stat().st_size for file in checkpoint.FILES}
+        manifest = {file: {"bytes": size, "sha256": checkpoint.digest(place / file)} for file, size in sizes.items()}
+        (place / "manifest.json").write_text(json.dumps(manifest))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(checkpoint, "read", before(past, checkpoint.read)))
+        stack.enter_context(mock.patch.object(baseline, "load_tokenizer", lambda _: small_tokenizer()))
+        stack.enter_context(mock.patch.object(record, "git_state", lambda: (None, None)))
+        if rng.random() > 0.03:
+            stack.enter_context(mock.patch.object(baseline, "train_one_epoch", stop))
+            stack.enter_context(mock.patch.object(runtime, "curves"))
+        with contextlib.suppress(Stop):
+            run_main(baseline.main, *training(), "--runs-dir", folder / "runs", "--resume", folder / "r")
+
+
+def stop(*_, **__):
+    raise Stop
+
+
 def fuzz_ask(rng, folder, past):
     """tools.ask: a text or a SQuAD file, and questions as arguments or on stdin."""
     argv, questions = [], "Who was it?\nWhen?\n"
@@ -347,28 +401,14 @@ def fuzz_ask(rng, folder, past):
 def programs():
     """{name: (main, valid arguments)} of all scripts and tools."""
     base = base_folder()
-    data = ["--train-file", base / "1.1.json", "--dev-file", base / "1.1.json", "--cache-dir", base / "c"]
-    training = [
-        *data,
-        "--model",
-        base / "m",
-        "--max-length",
-        WINDOW,
-        "--overlap",
-        OVERLAP,
-        "--batch-size",
-        8,
-        "--epochs",
-        1,
-    ]
-    training += ["--runs-dir", "runs", "--device", "cpu", "--learning-rate", "1e-3", "--log-every", 1]
+    trained = [*training(), "--runs-dir", "runs"]
     predictions = base / "p.json"
     predictions.write_text("{}")
     asked = ["--model", base / "m", "--context-file", base / "text.txt", "--question", "who?", "--device", "cpu"]
     found = {
-        "baseline": (baseline.main, training),
-        "ddp": (distributed_ddp.main, [*training, "--zero1"]),
-        "fsdp": (distributed_fsdp.main, [*training, "--shard", "zero2"]),
+        "baseline": (baseline.main, trained),
+        "ddp": (distributed_ddp.main, [*trained, "--zero1"]),
+        "fsdp": (distributed_fsdp.main, [*trained, "--shard", "zero2"]),
         "evaluate": (
             baseline.main,
             ["--evaluate-only", base / "m", "--dev-file", base / "2.0.json", "--runs-dir", "r"],
@@ -410,9 +450,6 @@ def fuzz_arguments(rng, folder, past):
     (folder / "page.md").write_text("")
     whole = name in ("baseline", "evaluate") and rng.random() < 0.05
 
-    def stop(*_, **__):
-        raise Stop
-
     with contextlib.ExitStack() as stack:
         if not whole:
             for script in (baseline, distributed_ddp, distributed_fsdp):
@@ -452,6 +489,7 @@ KINDS = {
     "records": fuzz_records,
     "model": fuzz_model,
     "cache": fuzz_cache,
+    "checkpoint": fuzz_checkpoint,
     "ask": fuzz_ask,
     "arguments": fuzz_arguments,
 }
