@@ -230,6 +230,8 @@ def absurd(state):
     wrong += [name for name in sums if not math.isfinite(state[name])]
     if not all(isinstance(epoch, dict) for epoch in state["epochs"]):
         wrong.append("epochs")
+    if not all(isinstance(state["experiment"].get(part, {}), dict) for part in ("arguments", "data")):
+        wrong.append("experiment")
     if not state["scaler"].keys() <= SCALER or not all(isinstance(n, int | float) for n in state["scaler"].values()):
         wrong.append("scaler")
     number = isinstance(best.get("best"), int | float | None) and isinstance(best.get("epoch"), int | None)
