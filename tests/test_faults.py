@@ -1,7 +1,9 @@
 """Runs that are asked to stop, or that meet a fault: nothing is lost, and what is said is one clear line."""
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,6 +155,55 @@ def test_a_full_disk_leaves_the_last_checkpoint(setting):
     assert record(setting, name)["status"] == "failed" and checkpoint.find(setting[0] / name)[1]["step"] == 6
     launch("baseline", setting, name, "--resume")
     same(results(setting, name), undisturbed("baseline", setting))
+
+
+@contextlib.contextmanager
+def small_disk(folder, size):
+    """A file system of `size` bytes in a new folder; skips where this user may not mount one."""
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+# Before a step of the second epoch somebody else's file takes the last byte of the disk.
+FILL = """
+def fill(monitor, *_):
+    with open(monitor.folder.path / "filler", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError as error:
+            print("filled:", error.strerror)
+"""
+
+
+def test_on_a_disk_too_small_for_another_checkpoint_the_run_goes_on(setting):
+    undisturbed("baseline", setting)
+    stopped_at("baseline", setting, 6)
+    written = sum(path.stat().st_size for path in (setting[0] / "baseline-to-6").rglob("*") if path.is_file())
+    with small_disk(setting[0] / "small", int(1.8 * written)):
+        output = launch("baseline", setting, "small", "--save-steps", "3")
+        failed = re.findall(r"step-(\d+): cannot be written: .*No space left on device.*; the run goes on", output)
+        assert [int(step) for step in failed] == [9, 12, 15]  # two fit, two and a model do not
+        assert checkpoint.find(setting[0] / "small")[1]["step"] == 6
+        same(results(setting, "small"), undisturbed("baseline", setting))
+
+
+def test_a_disk_that_fills_up_ends_the_run_with_one_line_and_nothing_is_lost(setting):
+    with small_disk(setting[0] / "filled", 128 << 20):
+        fills = AT + FILL + "at(runtime.Monitor, 'step', 11, [0], fill)"
+        output = launch("baseline", setting, "filled", "--save-steps", "5", before=fills, fails=True)
+        assert "filled: No space left on device" in output and "Traceback" not in output
+        last = output.strip().splitlines()[-1]
+        assert last.startswith("error: ") and "No space left on device" in last
+        assert checkpoint.find(setting[0] / "filled")[1]["step"] == 10
+        (setting[0] / "filled" / "filler").unlink()
+        launch("baseline", setting, "filled", "--resume")
+        same(results(setting, "filled"), undisturbed("baseline", setting))
 
 
 def test_saving_in_the_background_gives_the_same(setting):

@@ -232,6 +232,41 @@ def test_a_job_that_is_stopped_goes_on_after_its_requeue(cluster, options, runs_
     assert not (folders[0] / "stop").exists() and not (folders[0] / "lock").exists()
 
 
+def lose_node(cluster, job, node, rank):
+    """Let a node vanish as by a power cut: its daemon, and all that runs the job's `rank` there, die at once."""
+    daemon = next(one for one in cluster.daemons if one.poll() is None and one.args[-2:] == ["-N", node])
+    process, chain = workers(job)[rank], []
+    while "slurmstepd" not in Path(f"/proc/{process}/comm").read_text():
+        chain.append(process)
+        process = int(re.search(r"PPid:\t(\d+)", Path(f"/proc/{process}/status").read_text()).group(1))
+    for victim in (daemon.pid, process, *reversed(chain)):
+        os.kill(victim, signal.SIGKILL)
+    daemon.wait()
+    cluster.daemons.remove(daemon)
+    # What slurmctld finds out by itself once the node has been silent for SlurmdTimeout, five minutes by default.
+    cluster.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+
+
+def test_a_job_that_loses_a_node_goes_on_after_its_requeue(cluster, options, runs_dir):
+    """From its newest checkpoint, by Slurm's own requeue; the results are those of a job left alone."""
+    arguments = [*options, "--runs-dir", str(runs_dir), "--epochs", "20", "--save-epochs", "1"]
+    resources = ["--gpus-per-node=1", "--cpus-per-task=1", "--nodes=2"]
+    alone = cluster.submit(*resources, "run_distributed.sh", *arguments, cwd=ROOT)
+    assert alone.wait(seconds=240) == "COMPLETED", alone.log()
+    job = cluster.submit(*resources, "run_distributed.sh", *arguments, cwd=ROOT)
+    job.wait_for(r"epoch 3: ")
+    lose_node(cluster, job, "n2", rank=1)
+    job.wait("PENDING", seconds=60)
+    cluster.start_daemon("slurmd", "-D", "-N", "n2")
+    cluster.wait_until("the nodes are idle", cluster.idle)
+    assert finish_requeued(job) == "COMPLETED", job.log()
+    assert re.search(r"start 2 of job (?s:.*)going on from \S+/step-\d+", job.log())
+    ours, theirs = (runs_dir / str(one.number) for one in (job, alone))
+    assert without_times(record(ours)) == without_times(record(theirs)) and losses(ours) == losses(theirs)
+    assert (ours / "predictions.json").read_text() == (theirs / "predictions.json").read_text()
+    assert len(record(ours)["attempts"]) == 2 and record(ours)["status"] == "finished"
+
+
 def wrong_settings():
     """(name, sbatch options, script, arguments, environment, what the one line says, what the right command has)."""
     cpu = ["--device", "cpu"]
