@@ -182,7 +182,9 @@ def write(folder, state, weights, moments, log):
             sync(new / name)
         new.rename(path)
         sync(folder)
-        for old in sorted(folder.glob("step-*"))[:-KEEP]:
+        every = sorted(folder.glob("step-*"))
+        past = every[: every.index(path) + 1]
+        for old in {*every} - {*past[-KEEP:]}:  # later ones are damaged: the run went on from one before them
             shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(new, ignore_errors=True)
@@ -317,6 +319,7 @@ def resume(args, model, optimizer, sets, rank, gather, log, distribute=lambda te
     if path is None:
         if not auto:
             raise UserError(f"{place}: no whole checkpoint there; name a run folder or one of its checkpoints")
+        log(f"{place}: no whole checkpoint there: this is a new run")
         return {}
     check_same(path, state, args, sets)
     weights, moments = read(path)

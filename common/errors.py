@@ -8,6 +8,7 @@ import sys
 import time
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+LOST = ("Connection closed by peer", "Connection reset by peer", "remote process exited")  # gloo's words, and NCCL's
 
 
 class UserError(Exception):
@@ -51,6 +52,12 @@ def one_line(error):
     return text if len(text) <= 2000 else f"{text[:1500]} … {text[-400:]}"
 
 
+def let_others_speak():
+    """Wait a while for the end that torchrun makes of all ranks when one has ended."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # without a word
+    time.sleep(3)
+
+
 def run(main, finish=None):
     """Call `main()`, then `finish()`; turn a UserError into one line and status 2, an interrupt into status 130."""
     rank = os.environ.get("RANK", "0")
@@ -64,16 +71,20 @@ def run(main, finish=None):
             if rank == "0":
                 print(request, flush=True)
             status = request.status
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one, as Slurm and torchrun send: it is on its way out
         if finish and not status:
             finish()
         sys.exit(status)
     except UserError as error:
-        if rank != "0":
-            # Mostly all ranks meet the same error: rank 0 tells it, and its end is the end of the others meanwhile.
-            time.sleep(3)
+        if rank != "0":  # mostly all ranks meet the same error, and rank 0 tells it
+            let_others_speak()
         print(f"{prefix}: {one_line(error)}", file=sys.stderr, flush=True)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
+        if any(words in str(error) for words in LOST):
+            let_others_speak()
+            print(f"{prefix}: another rank has ended, and it says why: {one_line(error)}", file=sys.stderr, flush=True)
+            sys.exit(2)
         full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         if not full and "can't allocate memory" not in str(error):  # so torch says it on the CPU
             raise

@@ -16,7 +16,7 @@ class StopRequest:
     """Whether this run has been asked to end: by SIGTERM to any rank, or by a file that rank 0 looks for.
 
     As a context manager it takes SIGTERM over from `errors.run`, which ends a process at once: inside, there is
-    something to be saved first.
+    something to be saved first, and behind it the record of how the run ended.
     """
 
     def __init__(self, path):
@@ -24,14 +24,13 @@ class StopRequest:
         self.path, self.signalled = path, False
 
     def __enter__(self):
-        self.before = signal.signal(signal.SIGTERM, self.take)
+        signal.signal(signal.SIGTERM, self.take)
         return self
 
     def take(self, *_):
         self.signalled = True
 
     def __exit__(self, *_):
-        signal.signal(signal.SIGTERM, self.before)
         if self.path:
             self.path.unlink(missing_ok=True)
 

@@ -1,6 +1,5 @@
 """The run folder: runs/NAME/ with run.json (the record), predictions, the model, TensorBoard files and a lock."""
 
-import contextlib
 import json
 import os
 import platform
@@ -42,6 +41,15 @@ def write_json(path, value, indent=None):
         raise UserError(
             f"{path}: cannot be written: {error.strerror}; free some space or name another folder"
         ) from None
+
+
+def read_record(folder):
+    """The run.json in a run folder; {} if there is none, or a damaged one."""
+    try:
+        record = json.loads((Path(folder) / "run.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def read_lock(path):
@@ -111,8 +119,11 @@ def check_free(runs_dir, name, taken_over=False):
     if Path(name).name != name or name in (".", ".."):
         raise UserError(f"--run-name {name}: must be a plain name; --runs-dir says where the folder goes")
     path = Path(runs_dir) / name
-    if os.path.exists(path / "run.json") and not taken_over:  # Path's own tests fail on a name too long
+    saved = any(path.glob("checkpoints/step-*"))
+    if (saved or os.path.exists(path / "run.json")) and not taken_over:  # Path's own tests fail on a name too long
         raise UserError(f"{path}: holds a run already; name another --run-name, remove the folder, or go on: --resume")
+    if taken_over and not saved and read_record(path).get("status") == "finished":
+        raise UserError(f"{path}: holds a finished run, and no checkpoint to go on from; name another --run-name")
     for folder in (path, *path.parents):
         if os.path.exists(folder):
             if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
@@ -221,10 +232,10 @@ class RunFolder:
         self.record = {"schema": SCHEMA, "status": "running", "started": self.started, **environment(), "epochs": []}
         self.record["attempts"] = [{"hosts": [socket.gethostname()], "started": self.started, "steps": 0}]
         if self.resume and (self.path / "run.json").exists():
-            with contextlib.suppress(OSError, ValueError):  # a damaged record is begun anew
-                earlier = json.loads((self.path / "run.json").read_text())
+            earlier = read_record(self.path)
+            if isinstance(earlier.get("attempts"), list):
                 self.record["attempts"] = [*earlier["attempts"], *self.record["attempts"]]
-                self.record["started"] = earlier["started"]
+                self.record["started"] = earlier.get("started", self.started)
         self.save()
         return self
 
@@ -236,11 +247,15 @@ class RunFolder:
             for left in [*self.path.glob("model*.new"), *self.path.glob("model*.old"), *self.path.glob(".*.tmp")]:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()  # of a start that was killed
         if self.write and source and Path(source).resolve() != self.path.resolve():
-            for name in RESULTS:
-                if (Path(source) / name).is_dir():
-                    shutil.copytree(Path(source) / name, self.path / name, dirs_exist_ok=True)
-                elif (Path(source) / name).exists():
-                    shutil.copy2(Path(source) / name, self.path / name)
+            try:
+                for name in RESULTS:
+                    if (Path(source) / name).is_dir():
+                        shutil.copytree(Path(source) / name, self.path / name, dirs_exist_ok=True)
+                    elif (Path(source) / name).exists():
+                        shutil.copy2(Path(source) / name, self.path / name)
+            except OSError as error:
+                reason = error.strerror or error
+                raise UserError(f"{self.path}: cannot take over what {source} holds: {reason}") from None
 
     def __exit__(self, kind, error, trace):
         if kind is Preempted:

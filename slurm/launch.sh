@@ -170,7 +170,7 @@ run() {
     done
     [[ -z $work ]] || { wait "$work" && status=0 || status=$?; }
     [[ -z $patience ]] || kill "$patience" 2>/dev/null || true
-    $asked || exit "$status"
+    $asked || preempted || exit "$status"
     if grep -qs '^ "status": "\(finished\|failed\)"' "$run_folder/run.json"; then
         exit "$status"
     fi
@@ -185,6 +185,12 @@ run() {
     echo "back into the queue: job $SLURM_JOB_ID goes on from $(newest_checkpoint)"
     scontrol requeue "$SLURM_JOB_ID"
     sleep 60 # the requeue ends this script; were it to end by itself, the job might count as done
+}
+
+# Whether Slurm has pre-empted this start of the job. In the grace time it sends SIGTERM to the ranks and, unless
+# PreemptParameters=send_user_signal is set, nothing to this script; and a job that ends within it is not requeued.
+preempted() {
+    [[ $(scontrol show job "$SLURM_JOB_ID" --oneliner) == *" PreemptTime="[0-9]* ]]
 }
 
 newest_checkpoint() {

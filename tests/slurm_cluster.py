@@ -52,7 +52,10 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2
 GresTypes=gpu
 NodeName=n1 NodeHostname={host} NodeAddr={address} Port={ports[1]} CPUs=16 RealMemory=1000 Gres=gpu:2 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr={address} Port={ports[2]} CPUs=16 RealMemory=1000 Gres=gpu:2 State=UNKNOWN
-PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP GraceTime=60
+PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10
 """
 
 GPUS = "".join(
@@ -115,7 +118,7 @@ class Job:
             found = re.search(text, self.log())
             if found:
                 return found
-            assert runs, f"the job ended; its log:\n{self.log()}"
+            assert runs, f"the job ended, {self.show()}; its log:\n{self.log()}"
             time.sleep(0.2)
         raise AssertionError(f"no {text!r} after {seconds} s; the log of job {self.number}:\n{self.log()}")
 
@@ -179,7 +182,10 @@ class Cluster:
 
     def states(self):
         done = subprocess.run(
-            ["sinfo", "--noheader", "--Node", "--format=%N=%t"], env=self.environment, capture_output=True, text=True
+            ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%N=%t"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
         )
         return done.stdout.split()
 

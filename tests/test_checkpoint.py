@@ -52,6 +52,26 @@ def test_resuming_twice_and_in_another_folder(setting):
     same(results(setting, "once-more"), expected)
 
 
+def test_early_stopping_goes_on_counting(setting):
+    options = ["--learning-rate", "0", "--patience", "2", "--epochs", "5"]
+    whole = launch("baseline", setting, "patient-whole", *options)
+    launch(
+        "baseline",
+        setting,
+        "patient",
+        *options,
+        "--save-steps",
+        "9",
+        fails=True,
+        before=short_runs.END_AT.format(step=18),
+    )
+    assert (
+        "no better f1 for 2 epochs" in launch("baseline", setting, "patient", *options, "--resume")
+        and "epoch 3" in whole
+    )
+    same(results(setting, "patient"), results(setting, "patient-whole"))
+
+
 def test_nothing_to_resume_is_a_new_run(setting):
     launch("baseline", setting, "fresh", "--resume")
     same(results(setting, "fresh"), undisturbed("baseline", setting))
@@ -108,6 +128,19 @@ def test_the_newest_two_are_kept(kept):
     assert sorted(path.name for path in (kept / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
     path, state = checkpoint.find(kept)
     assert state["step"] == 3 and torch.equal(checkpoint.read(path)[0]["a"], torch.full((3,), 3.0))
+
+
+def test_after_damaged_ones_new_ones_are_kept(kept):
+    """A run that has found none whole begins anew, below their steps."""
+    for path in (kept / "checkpoints").iterdir():
+        (path / "manifest.json").unlink()
+    checkpoint.write(kept / "checkpoints", STATE | {"step": 1}, {}, {}, print)
+    assert [path.name for path in (kept / "checkpoints").iterdir()] == ["step-00000001"]
+    assert checkpoint.find(kept)[1]["step"] == 1
+
+
+def test_the_gradient_scalers_state_is_known():
+    assert torch.amp.GradScaler("cpu").state_dict().keys() == checkpoint.SCALER
 
 
 @pytest.mark.parametrize(

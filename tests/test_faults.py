@@ -63,8 +63,19 @@ def scoring(parser):
 args.resolve = scoring
 """
 
+# SIGTERM once more on the way out, while the record is written and while the ranks wait for each other: as it comes
+# when Slurm signals all processes, and torchrun its own.
+AGAIN = """
+from common import distributed, record
+def again(holder, name):
+    function = getattr(holder, name)
+    setattr(holder, name, lambda *arguments: (terminate(), function(*arguments))[1])
+again(record.RunFolder, "__exit__")
+again(distributed, "finish")
+"""
+
 STOPS = {  # where: (what is done there, what is said of the step)
-    "SIGTERM to one rank in training": ("at(runtime.Monitor, 'step', 5, [1], terminate)", "at step 5;"),
+    "SIGTERM to one rank in training": (AGAIN + "at(runtime.Monitor, 'step', 5, [1], terminate)", "at step 5;"),
     "a file before the first step": (UNTRAINED + "at(runtime.Monitor, 'must_stop', 1, [0], request)", "at step 0;"),
     "a file in training": ("at(runtime.Monitor, 'step', 11, [0], request)", "at step 11;"),
     "a file in evaluation": ("at(runtime.Monitor, 'must_stop', 2, [0], request)", "at step 8;"),
@@ -121,13 +132,43 @@ def test_sigterm_before_training_ends_at_once(setting):
     assert not list((setting[0] / "cache-early").iterdir())  # no half-made cache is left
 
 
+def test_sigterm_after_the_last_step_changes_nothing(setting):
+    output = launch("ddp 3", setting, "late", before=AT + AGAIN)
+    assert "stopped" not in output and record(setting, "late")["status"] == "finished"
+
+
+def test_an_error_that_all_ranks_meet_is_told_by_one(setting):
+    # torchrun ends the others while they leave the word to rank 0.
+    before = AT + "from common import errors\nerrors.time.sleep = terminate"
+    status, output = forking.server().run("distributed_ddp.py", 3, [*setting[1], "--epochs", "0"], before=before)
+    assert status == [2, -signal.SIGTERM, -signal.SIGTERM]
+    assert output.count("\n") == 1 and output.startswith("error: argument --epochs: '0' is not")
+
+
+WORDS = "from common import errors\nerrors.let_others_speak = lambda: None"  # not that of rank 0 alone
+
+
+@pytest.mark.parametrize("way", ["ddp 3", "zero2"])
+def test_an_error_of_rank_0_alone_gives_no_traceback_on_the_others(setting, way):
+    name = f"lone error {way}".replace(" ", "-")
+    (setting[0] / name).mkdir()
+    (setting[0] / name / "lock").touch()
+    output = launch(way, setting, name, fails=True, before=WORDS)
+    errors = [line for line in output.splitlines() if "error" in line]
+    assert any(line.startswith(f"error: {setting[0] / name}: taken by the run") for line in errors)
+    assert all("another rank has ended" in line for line in errors if line.startswith("error on rank"))
+    assert len(errors) == WAYS[way][1] and "Traceback" not in output
+
+
 def test_a_request_only_rank_0_looks_for(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
     with StopRequest(tmp_path / "stop") as first, StopRequest(None) as second:
         assert not first.made() and not second.made()
         (tmp_path / "stop").touch()
         assert first.made() and not second.made()
         os.kill(os.getpid(), signal.SIGTERM)
         assert second.made() and not first.signalled
+    signal.signal(signal.SIGTERM, before)
     assert not (tmp_path / "stop").exists()
 
 
@@ -155,6 +196,13 @@ def test_a_full_disk_leaves_the_last_checkpoint(setting):
     assert record(setting, name)["status"] == "failed" and checkpoint.find(setting[0] / name)[1]["step"] == 6
     launch("baseline", setting, name, "--resume")
     same(results(setting, name), undisturbed("baseline", setting))
+
+
+def test_going_on_in_another_folder_that_cannot_take_the_results(setting):
+    name = stopped_at("baseline", setting, 10)
+    output = launch("baseline", setting, "no-room", "--resume", str(setting[0] / name), before=LIMIT, fails=True)
+    last = output.strip().splitlines()[-1]
+    assert "Traceback" not in output and last.startswith("error: ") and "File too large" in last and name in last
 
 
 @contextlib.contextmanager
@@ -287,6 +335,30 @@ def test_whose_lock_may_be_taken_over(monkeypatch):
     assert holder_is_gone(mine | {"host": "elsewhere", "job_id": "6"}, mine)
     assert not holder_is_gone(mine | {"host": "elsewhere", "job_id": "8"}, mine)
     assert not holder_is_gone(mine | {"host": "elsewhere", "job_id": None}, mine)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"attempts": 5}', '{"attempts": "ab", "started": 1}', "[" * 100_000, '{"started": 1']
+)
+def test_a_damaged_record_is_begun_anew(tmp_path, text):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(text)
+    with RunFolder(tmp_path, "run", resume=True):
+        pass
+    written = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert written["status"] == "finished" and len(written["attempts"]) == 1
+
+
+def test_a_finished_run_without_a_checkpoint_is_not_begun_anew(tmp_path):
+    with RunFolder(tmp_path, "run"):
+        records.check_free(tmp_path, "run", taken_over=True)
+    with pytest.raises(UserError, match="holds a finished run, and no checkpoint"):
+        RunFolder(tmp_path, "run", resume=True)
+    (tmp_path / "run" / "checkpoints" / "step-00000001").mkdir(parents=True)
+    records.check_free(tmp_path, "run", taken_over=True)
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(UserError, match="holds a run already"):  # whose checkpoints would be taken for the new one's
+        RunFolder(tmp_path, "run")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"host": 1}', '{"host": "a", "pid": []}'])
