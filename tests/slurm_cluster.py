@@ -21,6 +21,8 @@ import pytest
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "salloc", "scontrol", "sinfo", "scancel")
 SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian keeps the daemons there
 
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")  # states of a job
+
 # config_overrides: the nodes may promise more processors than this machine has.
 CONFIGURATION = """
 ClusterName=test
@@ -102,7 +104,7 @@ class Job:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             state = self.show()["JobState"]
-            if state in (states or ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")):
+            if state in (states or ENDED):
                 return state
             time.sleep(0.2)
         raise AssertionError(f"job {self.number} is {state} after {seconds} s; its log:\n{self.log()}")
@@ -111,14 +113,11 @@ class Job:
         """Wait until its log has a match of the pattern `text`; the job may not end before. Returns the match."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            runs = self.show()["JobState"] in (
-                "PENDING",
-                "RUNNING",
-            )  # asked first: what it wrote before its end is read
+            runs = self.show()["JobState"] not in ENDED  # asked first: what it wrote before its end is read
             found = re.search(text, self.log())
             if found:
                 return found
-            assert runs, f"the job ended, {self.show()}; its log:\n{self.log()}"
+            assert runs, f"the job ended; its log:\n{self.log()}"
             time.sleep(0.2)
         raise AssertionError(f"no {text!r} after {seconds} s; the log of job {self.number}:\n{self.log()}")
 

@@ -21,7 +21,6 @@ import check_node
 
 SCRIPTS = ("run_baseline.sh", "run_distributed.sh")
 # --device cpu: the cluster's GPUs exist in its books only.
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 SMALL = ["--max-train-examples", "30", "--max-dev-examples", "16", "--batch-size", "8", "--device", "cpu"]
 
 
@@ -192,7 +191,7 @@ def test_a_rank_that_fails_before_the_others_meet_it_ends_the_job_with_its_error
 def finish_requeued(job, seconds=240):
     """Wait until a job has ended that goes back into the queue; there Slurm would let it wait for two minutes."""
     deadline = time.monotonic() + seconds
-    while (state := job.wait("PENDING", *ENDED, seconds=deadline - time.monotonic())) == "PENDING":
+    while (state := job.wait("PENDING", *slurm_cluster.ENDED, seconds=deadline - time.monotonic())) == "PENDING":
         slurm_cluster.hurry(job)
     return state
 
