@@ -56,7 +56,7 @@ def read_lock(path):
     """What a lock says of its holder, for a message."""
     try:
         return ", ".join(f"{key} {value}" for key, value in json.loads(path.read_text()).items() if value)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return "not readable"
 
 
@@ -104,7 +104,7 @@ def remove_stale(lock, owner):
         if aside.read_text() != text:  # the lock of another that was faster
             aside.rename(lock)
         aside.unlink(missing_ok=True)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return  # no lock, or one that says nothing: taking it will tell
 
 

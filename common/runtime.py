@@ -527,23 +527,30 @@ class Monitor:
             self.writer.close()
 
 
+def read_events(path):
+    """The events in a TensorBoard file, up to where it is damaged."""
+    from google.protobuf.message import DecodeError
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    with contextlib.suppress(DecodeError):
+        yield from LegacyEventFileLoader(str(path)).Load()
+
+
 def curves(folder, saved):
     """A TensorBoard writer. Of a run that goes on, it takes back what was written after the checkpoint.
 
     saved: the checkpoint's state, or {}.
     """
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # slow to import
-    from tensorboard.util.tensor_util import make_ndarray
-    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard import SummaryWriter  # slow to import
 
     try:
         earlier = sorted(folder.glob("events.*"))
         points = {
-            (value.tag, event.step): (make_ndarray(value.tensor).item(), event.wall_time)
+            (value.tag, event.step): (value.simple_value, event.wall_time)
             for path in earlier
-            for event in EventFileLoader(str(path)).Load()
+            for event in read_events(path)
             for value in event.summary.value
-            if value.tag.startswith(("step/", "epoch/"))
+            if value.tag.startswith(("step/", "epoch/")) and value.HasField("simple_value")
         }
         writer = SummaryWriter(folder)
         writer.add_custom_scalars(CHARTS)

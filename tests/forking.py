@@ -22,7 +22,6 @@ import atexit, contextlib, json, os, runpy, signal, sys, time
 import torch, transformers, pandas, torch.utils.tensorboard, torch.distributed.fsdp, torch.distributed.optim
 from transformers.models.bert import modeling_bert
 from tensorboard.backend.event_processing import event_file_loader
-from tensorboard.util import tensor_util
 from common import args, evaluation, features, graphs, runtime, record
 
 def rank_process(job, rank):

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +16,12 @@ import pytest
 import short_runs
 import torch
 from short_runs import WAYS, launch, record, results, same, stopped_at, undisturbed
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tiny import ROOT
+from torch.utils.tensorboard import SummaryWriter
 
-from common import checkpoint
+from common import checkpoint, runtime
 from common import record as records
 from common.errors import UserError
 from common.interrupts import StopRequest
@@ -337,8 +342,11 @@ def test_whose_lock_may_be_taken_over(monkeypatch):
     assert not holder_is_gone(mine | {"host": "elsewhere", "job_id": None}, mine)
 
 
+DEEP = pytest.param("[" * 100_000, id="deep")
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"attempts": 5}', '{"attempts": "ab", "started": 1}', "[" * 100_000, '{"started": 1']
+    "text", ["", "[]", "{}", '{"attempts": 5}', '{"attempts": "ab", "started": 1}', DEEP, '{"started": 1']
 )
 def test_a_damaged_record_is_begun_anew(tmp_path, text):
     (tmp_path / "run").mkdir()
@@ -347,6 +355,37 @@ def test_a_damaged_record_is_begun_anew(tmp_path, text):
         pass
     written = json.loads((tmp_path / "run" / "run.json").read_text())
     assert written["status"] == "finished" and len(written["attempts"]) == 1
+
+
+def scalars(folder):
+    events = EventAccumulator(str(folder)).Reload()
+    return [(event.step, event.value) for event in events.Scalars("step/loss")] if events.Tags()["scalars"] else []
+
+
+def test_damaged_curves_do_not_end_a_run(tmp_path):
+    """What can be read of them goes on, and nothing but scalars is taken from them."""
+    with SummaryWriter(tmp_path) as writer:
+        writer.add_histogram("step/loss", torch.randn(9), 0)
+        for step in (1, 2, 3):
+            writer.add_scalar("step/loss", 1 / step, step)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    broken = path.with_name("events.broken")
+    with open(broken, "wb") as file:
+        RecordWriter(file).write(b"\xff" * 9)  # the checksum is right, and the content none of TensorBoard's
+    runtime.curves(tmp_path, {"step": 2, "epochs": []}).close()
+    assert scalars(tmp_path) == [(1, 1.0), (2, 0.5)]
+    dice = random.Random(0)
+    for _ in range(50):
+        folder = tmp_path / "damaged"
+        folder.mkdir()
+        damaged = bytearray(whole[: dice.randrange(len(whole))])
+        if damaged:
+            damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
+        (folder / "events.damaged").write_bytes(damaged)
+        runtime.curves(folder, {"step": 2, "epochs": []}).close()
+        assert scalars(folder) in ([], [(1, 1.0)], [(1, 1.0), (2, 0.5)])
+        shutil.rmtree(folder)
 
 
 def test_a_finished_run_without_a_checkpoint_is_not_begun_anew(tmp_path):
@@ -361,7 +400,7 @@ def test_a_finished_run_without_a_checkpoint_is_not_begun_anew(tmp_path):
         RunFolder(tmp_path, "run")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"host": 1}', '{"host": "a", "pid": []}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"host": 1}', '{"host": "a", "pid": []}', DEEP])
 def test_a_lock_that_says_nothing_is_left_alone(tmp_path, text):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "lock").write_text(text)
