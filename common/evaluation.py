@@ -15,7 +15,7 @@ from common import answers, metrics
 from common.batches import evaluation_chunks, pack_share, prefetch
 from common.errors import UserError
 from common.model import pad_logits, window_losses
-from common.record import RunFolder, describe, write_json
+from common.record import RunFolder, default_name, describe, read_record, write_json
 from common.runtime import Progress, peak_memory
 
 
@@ -269,6 +269,9 @@ def write_results(folder, result):
 def evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log):
     """--evaluate-only: score a finished model on the dev set and leave a run folder without training in it."""
     threshold = finished_threshold(args.settings, features["dev"].meta["version"])
+    path = Path(args.runs_dir) / (args.run_name or default_name())
+    if read_record(path).get("strategy", "evaluate-only") != "evaluate-only":
+        raise UserError(f"{path}: holds a training, which --resume would replace; name another --run-name")
     with RunFolder(args.runs_dir, args.run_name, write=rank == 0, resume=args.resume is not None) as folder:
         folder.update(describe(args, "evaluate-only", model, sets, features, world_size, places, seconds))
         clock = time.perf_counter()

@@ -5,11 +5,12 @@ import os
 import shutil
 from pathlib import Path
 
+import forking
 import pytest
 import short_runs
 import torch
 from short_runs import WAYS, launch, record, results, same, stopped_at, undisturbed
-from tiny import ROOT
+from tiny import ROOT, SAMPLE
 
 from common import checkpoint
 from common.errors import UserError
@@ -107,6 +108,21 @@ def test_another_experiment_is_refused(setting, options, told):
         launch("baseline", setting, begun.name, "--save-epochs", "1")
     output = launch("baseline", setting, "other", *options, "--resume", str(begun), fails=True)
     assert told in output and "Traceback" not in output
+
+
+def test_an_evaluation_does_not_replace_a_training(setting):
+    launch("baseline", setting, "kept", "--save-epochs", "1")
+    before = record(setting, "kept")
+    arguments = ["--evaluate-only", str(setting[0] / "kept" / "model"), "--dev-file", str(SAMPLE / "dev.json")]
+    arguments += ["--device", "cpu", "--runs-dir", str(setting[0]), "--run-name", "kept", "--resume"]
+    arguments += ["--cache-dir", str(setting[0] / "cache")]
+    status, output = forking.server().run("baseline.py", 1, arguments)
+    assert status == [2] and "kept: holds a training" in output and record(setting, "kept") == before
+    again = [*arguments[:-5], "--run-name", "evaluated", *arguments[-3:]]
+    for _ in range(2):  # the second as after a requeue
+        assert forking.server().run("baseline.py", 1, again)[0] == [0]
+        path = setting[0] / "evaluated" / "run.json"
+        path.write_text(path.read_text().replace('"status": "finished"', '"status": "running"'))
 
 
 STATE = {"epoch": 1, "loss_sum": 0.0, "windows_seen": 0, "train_seconds": 0.0, "epochs": [], "scaler": {}}
