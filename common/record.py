@@ -1,5 +1,6 @@
 """The run folder: runs/NAME/ with run.json (the record), predictions, the model, TensorBoard files and a lock."""
 
+import glob
 import json
 import os
 import platform
@@ -119,8 +120,8 @@ def check_free(runs_dir, name, taken_over=False):
     if Path(name).name != name or name in (".", ".."):
         raise UserError(f"--run-name {name}: must be a plain name; --runs-dir says where the folder goes")
     path = Path(runs_dir) / name
-    saved = any(path.glob("checkpoints/step-*"))
-    if (saved or os.path.exists(path / "run.json")) and not taken_over:  # Path's own tests fail on a name too long
+    saved = glob.glob("step-*", root_dir=path / "checkpoints")  # Path's own way fails on a name too long
+    if (saved or os.path.exists(path / "run.json")) and not taken_over:
         raise UserError(f"{path}: holds a run already; name another --run-name, remove the folder, or go on: --resume")
     if taken_over and not saved and read_record(path).get("status") == "finished":
         raise UserError(f"{path}: holds a finished run, and no checkpoint to go on from; name another --run-name")

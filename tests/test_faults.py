@@ -415,6 +415,14 @@ def test_a_read_only_folder_is_told_before_the_work(setting, monkeypatch):
         records.check_free(setting[0], "read-only")
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    for runs_dir, name in ((tmp_path / ("x" * 300), "run"), (tmp_path, "x" * 300)):
+        with pytest.raises(UserError, match="cannot be made: File name too long"):
+            RunFolder(runs_dir, name)
+        with pytest.raises(UserError, match="cannot be made: File name too long"):
+            RunFolder(runs_dir, name, resume=True)
+
+
 def test_which_run_must_be_said(setting):
     script, ranks, _ = WAYS["baseline"]
     status, output = forking.server().run(script, ranks, [*setting[1], "--resume"])
