@@ -143,7 +143,11 @@ def twenty(tmp_path_factory):
 def test_runs_are_grouped_into_rows_of_repeats(twenty):
     experiments, rows = twenty
     assert [len(experiment.rows) for experiment in experiments] == [7, 2]
-    assert experiments[0].title == "bert-base (110 M parameters) on squad (87,599 questions, windows of 384), 3 epochs"
+    assert experiments[0].title == (
+        "bert-base (110 M parameters) on squad (87,599 questions, windows of 384), 3 epochs, "
+        f"{H100} where a row names no other"
+    )
+    assert experiments[1].title.endswith(f"80,000 questions, windows of 384), 2 epochs, batch 8, {A100}")
     counts = {label: (len(row.finished), len(row.runs)) for label, row in rows.items()}
     assert counts == {
         BASE: (3, 3),
@@ -347,6 +351,25 @@ def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     assert rows["ddp × 2"].strong.speedup["training"][0] == pytest.approx(101 / 50)  # noted, not refused
 
 
+def test_what_all_rows_share_stands_in_the_title(tmp_path):
+    """Precision, batch and card, without which no table can be handed in."""
+    made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp4-0")}
+    (experiment,), rows = compared(made, tmp_path)
+    assert list(rows) == ["baseline × 1", "ddp × 4"] and experiment.title.endswith(f", bf16, batch 384, {H100}")
+
+
+def test_only_what_differs_from_the_baseline_is_noted(tmp_path):
+    """The default of an option that baseline.py lacks is no other setting, nor is all of another experiment."""
+    made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp2-0", "ddp4-0", "lightning")}
+    made["ddp2-0"]["arguments"]["reduce"] = "fp32"
+    made["ddp4-0"]["arguments"]["reduce"] = "bf16"
+    experiments, _ = compared(made, tmp_path)
+    (_, two, four), (far,) = (experiment.rows for experiment in experiments)
+    assert two.notes == ["one run alone, so no spread"]
+    assert four.notes[-1] == "other settings than its baseline: reduce bf16 against fp32"
+    assert len(far.strong.differences) > 3 and not [note for note in far.notes if "baseline" in note]
+
+
 def test_rows_that_differ_in_a_setting_say_so(tmp_path):
     made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp4-0", "ddp4-1", "ddp4-2")}
     made["ddp4-1"]["arguments"] |= {"zero1": True}
@@ -435,6 +458,14 @@ def test_the_speedup_figure_draws_it(twenty):
     weak = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[3].lines}
     assert weak[f"ddp, {BF16}"] == approx([[1, 1], [4, 3.8]])
     assert figures.speedup_figure(experiments[1]) is None  # nothing to compare
+
+
+def test_numbers_of_gpus_are_not_printed_over_each_other(tmp_path):
+    curve = {"training": [50.0, 25.0, 25.0], "f1": [80.0, 88.0, 87.0]}
+    made = {str(ranks): record("ddp" if ranks > 1 else "baseline", ranks, **curve) for ranks in (1, 2, 4, 8, 16, 64)}
+    (experiment,), _ = compared(made, tmp_path)
+    figures.load_matplotlib()
+    assert figures.speedup_figure(experiment).axes[0].get_xticks().tolist() == [1, 8, 16, 64]
 
 
 def test_unlike_runs_are_marked_in_the_figure(tmp_path):
@@ -550,6 +581,16 @@ def test_markdown_csv_and_figures(written):
     assert row["weak_weak_efficiency"] == pytest.approx(0.95) and row["run_seconds_count"] == 3
     assert frame.loc["ddp × 4, tf32", "strong_differences"] == "precision tf32 against fp32"
     assert math.isnan(frame.loc["ddp × 4, tf32", "strong_run_speedup"])
+
+
+def test_figures_of_an_earlier_report_do_not_stay(tmp_path):
+    made, figures_folder = campaign(), tmp_path / "out" / "figures"
+    report.report([save(tmp_path / "two", made)], out=tmp_path / "out")
+    assert (figures_folder / "1-speedup.png").is_file()
+    (figures_folder / "time.png.bak").touch()  # the reader's own
+    report.report([save(tmp_path / "one", {"base-0": made["base-0"]})], out=tmp_path / "out")
+    names = {f"{name}.{end}" for name in ("time", "curves") for end in ("png", "svg")}
+    assert {path.name for path in figures_folder.iterdir()} == names | {"time.png.bak"}
 
 
 def test_real_records_are_read():

@@ -108,7 +108,11 @@ def speedup_figure(experiment):
         ax.plot([base], [1], "o", color="#3b4048", zorder=5)
         ax.set_title(PANELS[panel], loc="left")
         ax.set_xlabel(experiment.unit)
-        ax.set_xticks(sorted({base, *points["ranks"]}))
+        ticks = [base]
+        for ranks in sorted({*points["ranks"]}):
+            if ranks - ticks[-1] > 0.05 * most:  # nearer ones would be printed over each other
+                ticks.append(ranks)
+        ax.set_xticks(ticks)
         ax.set_xlim(left=min(base, points["ranks"].min()) - 0.04 * most - 0.1)
         ax.set_ylim(bottom=0)
     axes[0].set_ylabel("times as fast as the baseline")

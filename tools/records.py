@@ -174,6 +174,7 @@ def build_run(record, path):
     given = {clean(name): value for name, value in get("arguments", "an object").items() if value is not False}
     if given.get("zero1"):
         strategy += "-zero1"
+    given.setdefault("reduce", "fp32")  # baseline.py has no such option: it reduces nothing
     places, hosts = get("ranks", "a list of objects", []), get("hosts", "a list of texts", [])
     processor = get("processor", "text", None)
     on_gpus = get("gpus", "a list of texts", [])
@@ -392,10 +393,13 @@ def group(runs, target=None):
     order = sorted(map(Row, rows.values()), key=lambda row: row_order(row.lead))
     experiments = {}
     for row in order:
-        facets = row.lead.facets
-        key = json.dumps([facets[name][0] for name in ("model", "data", "epochs")])
-        experiments.setdefault(key, []).append(row)
+        experiments.setdefault(experiment_key(row), []).append(row)
     return [build_experiment(rows, target) for rows in experiments.values()]
+
+
+def experiment_key(row):
+    """What is equal in the rows of one experiment."""
+    return json.dumps([row.lead.facets[name][0] for name in ("model", "data", "epochs")])
 
 
 def row_order(run):
@@ -412,6 +416,11 @@ def build_experiment(rows, target):
     unit = "GPUs" if all(row.lead.gpus for row in rows) else "ranks"
     experiment = Experiment(title, rows, unit)
     usual = statistics.mode(row.lead.facets["card"] for row in rows)
+    # What differs stands in the rows' labels, what they share in the title.
+    shared = [] if experiment.several("precision") else [facets["precision"][1]]
+    shared += [] if experiment.several("global batch") else [f"batch {facets['global batch'][1]}"]
+    shared += [usual[1] + (" where a row names no other" if experiment.several("card") else "")]
+    experiment.title = ", ".join([title, *shared])
     for row in rows:
         run = row.lead
         extra = [run.facets["precision"][1]] if experiment.several("precision") else []
@@ -566,7 +575,8 @@ def compare(experiments, bases, allow_unlike=False):
         row.strong = Comparison(base, differences, speedup)
         if not differences and max((one[1] or 0 for one in speedup.values()), default=0) > 1.05:
             row.notes.append("faster than ideal: find out why (a busy machine, a slow baseline) before it is reported")
-        row.notes += versus(row, base)
+        if allowed or experiment_key(row) == experiment_key(base):
+            row.notes += versus(row, base)
         for base in [base for base in near if is_weak(row, base)][:1]:
             others = [what for name, what in found[id(base)].items() if name != "global batch"]
             if not others or (allow_unlike and differences):
