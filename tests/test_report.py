@@ -333,6 +333,7 @@ def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     made = {name: one for name, one in campaign().items() if name in ("base-0", "base-1", "ddp2-0", "ddp4-0")}
     made["base-1"] |= {"git_commit": "1234567890", "git_dirty": True}
     made["base-1"]["attempts"] = [{"seconds": 300.0}] * 2
+    made["ddp4-0"]["attempts"] = [{}, {"seconds": 300.0}]  # a process that is killed writes no seconds
     made["ddp2-0"]["ranks"][0]["node_shared"] = True
     made["ddp2-0"]["arguments"]["learning_rate"] = 1e-4
     made["ddp4-0"]["ranks"][3]["other_processes"] = 1
@@ -347,6 +348,8 @@ def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     assert "shared node" in two and "shared node" in four
     assert "other settings than its baseline: learning_rate 0.0001 against 5e-05" in two
     assert "other code than its baseline: abcdef0 against abcdef0, 1234567 with uncommitted changes" in two
+    assert "ddp4-0 took 2 attempts; one was killed, so the whole run's time is not known" in four
+    assert rows["ddp × 4"].stats["run_seconds"] is None
     assert "other torch than its baseline: 2.11.0 against 2.13.0" in four
     assert rows["ddp × 2"].strong.speedup["training"][0] == pytest.approx(101 / 50)  # noted, not refused
 

@@ -456,7 +456,9 @@ def notes(row, most):
             how = "running, or killed" if run.status == "running" else run.status
             found.append(f"{run.name} is left out: {how}" + (f" ({run.error})" if run.error else ""))
         elif run.attempts > 1:
-            found.append(f"{run.name} took {run.attempts} attempts; its whole run is their sum")
+            timed = run.measures["run_seconds"] is not None
+            whole = "its whole run is their sum" if timed else "one was killed, so the whole run's time is not known"
+            found.append(f"{run.name} took {run.attempts} attempts; {whole}")
     if 0 < len(row.finished) < most:
         found.append(f"repeats missing: {len(row.finished)} where another row has {most}")
     if len(row.finished) == 1:
