@@ -459,7 +459,7 @@ def test_the_speedup_figure_draws_it(twenty):
     two = points.loc[(f"ddp, {BF16}", 2)]
     assert (two["low"], two["high"]) == pytest.approx((100 / 52, 100 / 50))  # the slowest and the fastest repeat
     weak = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[3].lines}
-    assert weak[f"ddp, {BF16}"] == approx([[1, 1], [4, 3.8]])
+    assert weak["ddp, bf16, batch 96 per rank"] == approx([[1, 1], [4, 3.8]])
     assert figures.speedup_figure(experiments[1]) is None  # nothing to compare
 
 
@@ -469,6 +469,33 @@ def test_numbers_of_gpus_are_not_printed_over_each_other(tmp_path):
     (experiment,), _ = compared(made, tmp_path)
     figures.load_matplotlib()
     assert figures.speedup_figure(experiment).axes[0].get_xticks().tolist() == [1, 8, 16, 64]
+
+
+def test_weak_scaling_is_one_line(tmp_path):
+    """The global batch differs from point to point, that of a rank does not. Names fit below a single panel."""
+    curve = {"training": [50.0, 25.0, 25.0], "f1": [80.0, 88.0, 87.0]}
+    made = {}
+    for strategy, ranks in [("baseline", 1), *((name, ranks) for name in ("ddp", "fsdp-zero2") for ranks in (2, 4))]:
+        for precision in ("bf16", "tf32"):
+            more = {"batch": 48 * ranks, "precision": precision, "rate": 90.0 * ranks}
+            made[f"{strategy}{ranks}{precision}"] = record(strategy, ranks, **more, **curve)
+    (experiment,), _ = compared(made, tmp_path)
+    figures.load_matplotlib()
+    figure = figures.speedup_figure(experiment)
+    (ax,) = figure.axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in ax.lines}
+    assert lines["fsdp-zero2, tf32, batch 48 per rank"] == approx([[1, 1], [2, 2], [4, 4]])
+    figure.savefig(tmp_path / "figure.png")  # lays it out
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x0 >= 0 and legend.x1 <= figure.bbox.width and legend.y1 < ax.get_window_extent().y0
+
+
+def test_a_single_epoch_is_a_whole_number(tmp_path):
+    made = {"one": record("baseline", 1, training=[130.0], f1=[80.0])}
+    (experiment,), _ = compared(made, tmp_path)
+    figures.load_matplotlib()
+    ax = figures.curves_figure(experiment).axes[1]
+    assert [tick for tick in ax.get_xticks() if ax.get_xlim()[0] < tick < ax.get_xlim()[1]] == [1]
 
 
 def test_unlike_runs_are_marked_in_the_figure(tmp_path):

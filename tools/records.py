@@ -346,6 +346,7 @@ class Row:
     runs: list
     label: str = ""
     series: str = ""  # the label without the number of ranks
+    weak_series: str = ""  # the same with the batch of a rank, which weak scaling keeps
     stats: dict = field(default_factory=dict)
     strong: "Comparison | None" = None
     weak: "Comparison | None" = None
@@ -427,6 +428,7 @@ def build_experiment(rows, target):
         extra += [f"batch {run.batch}"] if experiment.several("global batch") else []
         extra += [run.facets["card"][1].replace("NVIDIA ", "")] if run.facets["card"] != usual else []
         row.series = ", ".join([run.strategy, *extra])
+        row.weak_series = row.series.replace(f"batch {run.batch}", f"batch {run.batch / run.ranks:g} per rank")
         nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
         row.label = ", ".join([f"{run.strategy} × {run.ranks}{nodes}", *extra])
     for same in [[row for row in rows if row.label == label] for label in {row.label for row in rows}]:
@@ -436,6 +438,7 @@ def build_experiment(rows, target):
             for number, (row, setting) in enumerate(zip(same, settings, strict=True), 1):
                 more = ", ".join(f"{name} {short(setting.get(name))}" for name in names) or f"no. {number}"
                 row.label, row.series = f"{row.label}, {more}", f"{row.series}, {more}"
+                row.weak_series = f"{row.weak_series}, {more}"
     finished = [run for row in rows for run in row.finished if run.epochs]
     best = [run.measures["f1"] for run in finished]
     experiment.target = target if target is not None else math.floor(min(best)) if best else None
