@@ -150,7 +150,7 @@ class Evaluation:
             text += f" (F1 with answer {figures['HasAns_f1']:.2f}, without {figures['NoAns_f1']:.2f})"
         if "optimistic_f1" in figures:
             text += f"; threshold {figures['threshold']:.3f}"
-            text += f" (tuned on these questions, optimistic: F1 {figures['optimistic_f1']:.2f}"
+            text += f" (the best for these very questions, optimistic: F1 {figures['optimistic_f1']:.2f}"
             text += f" at {figures['optimistic_threshold']:.3f})"
         return text
 

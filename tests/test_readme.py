@@ -92,6 +92,16 @@ def test_cpu_results_are_the_records():
         assert run["status"] == "finished" and run["git_commit"] and not run["git_dirty"]
 
 
+def test_one_seed_on_another_card_is_the_records():
+    runs = read([RECORDS / "minilm-squad-v1.1" / "seed0.json", RECORDS / "quality-minilm" / "b64-0.json"])
+    recipe = [[run["arguments"][name] for name in ("batch_size", "learning_rate", "epochs", "seed")] for run in runs]
+    assert recipe[0] == recipe[1] and [run["gpus"][0] for run in runs] == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
+    epoch = runs[1]["epochs"][-1]
+    text = " ".join(RESULTS.split())
+    assert f"batch 64 with seed 0 gave {epoch['exact']:.2f} / {epoch['f1']:.2f} on an H200" in text
+    assert f"it has {runs[0]['data']['train']['questions']:,} questions" in text
+
+
 def test_the_sample_teaches_on_three_seeds():
     """The figures that the bundled default must reach: F1 of 25 at least, rising, under four minutes, few empty."""
     runs = [json.loads(path.read_text()) for path in sorted((RECORDS / "sample").glob("*.json"))]

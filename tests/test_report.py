@@ -143,7 +143,11 @@ def twenty(tmp_path_factory):
 def test_runs_are_grouped_into_rows_of_repeats(twenty):
     experiments, rows = twenty
     assert [len(experiment.rows) for experiment in experiments] == [7, 2]
-    assert experiments[0].title == "bert-base (110 M parameters) on squad (87,599 questions, windows of 384), 3 epochs"
+    assert experiments[0].title == (
+        "bert-base (110 M parameters) on squad (87,599 questions, windows of 384), 3 epochs, "
+        f"{H100} where a row names no other"
+    )
+    assert experiments[1].title.endswith(f"80,000 questions, windows of 384), 2 epochs, batch 8, {A100}")
     counts = {label: (len(row.finished), len(row.runs)) for label, row in rows.items()}
     assert counts == {
         BASE: (3, 3),
@@ -329,6 +333,7 @@ def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     made = {name: one for name, one in campaign().items() if name in ("base-0", "base-1", "ddp2-0", "ddp4-0")}
     made["base-1"] |= {"git_commit": "1234567890", "git_dirty": True}
     made["base-1"]["attempts"] = [{"seconds": 300.0}] * 2
+    made["ddp4-0"]["attempts"] = [{}, {"seconds": 300.0}]  # a process that is killed writes no seconds
     made["ddp2-0"]["ranks"][0]["node_shared"] = True
     made["ddp2-0"]["arguments"]["learning_rate"] = 1e-4
     made["ddp4-0"]["ranks"][3]["other_processes"] = 1
@@ -343,8 +348,29 @@ def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     assert "shared node" in two and "shared node" in four
     assert "other settings than its baseline: learning_rate 0.0001 against 5e-05" in two
     assert "other code than its baseline: abcdef0 against abcdef0, 1234567 with uncommitted changes" in two
+    assert "ddp4-0 took 2 attempts; one was killed, so the whole run's time is not known" in four
+    assert rows["ddp × 4"].stats["run_seconds"] is None
     assert "other torch than its baseline: 2.11.0 against 2.13.0" in four
     assert rows["ddp × 2"].strong.speedup["training"][0] == pytest.approx(101 / 50)  # noted, not refused
+
+
+def test_what_all_rows_share_stands_in_the_title(tmp_path):
+    """Precision, batch and card, without which no table can be handed in."""
+    made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp4-0")}
+    (experiment,), rows = compared(made, tmp_path)
+    assert list(rows) == ["baseline × 1", "ddp × 4"] and experiment.title.endswith(f", bf16, batch 384, {H100}")
+
+
+def test_only_what_differs_from_the_baseline_is_noted(tmp_path):
+    """The default of an option that baseline.py lacks is no other setting, nor is all of another experiment."""
+    made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp2-0", "ddp4-0", "lightning")}
+    made["ddp2-0"]["arguments"]["reduce"] = "fp32"
+    made["ddp4-0"]["arguments"]["reduce"] = "bf16"
+    experiments, _ = compared(made, tmp_path)
+    (_, two, four), (far,) = (experiment.rows for experiment in experiments)
+    assert two.notes == ["one run alone, so no spread"]
+    assert four.notes[-1] == "other settings than its baseline: reduce bf16 against fp32"
+    assert len(far.strong.differences) > 3 and not [note for note in far.notes if "baseline" in note]
 
 
 def test_rows_that_differ_in_a_setting_say_so(tmp_path):
@@ -433,8 +459,43 @@ def test_the_speedup_figure_draws_it(twenty):
     two = points.loc[(f"ddp, {BF16}", 2)]
     assert (two["low"], two["high"]) == pytest.approx((100 / 52, 100 / 50))  # the slowest and the fastest repeat
     weak = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[3].lines}
-    assert weak[f"ddp, {BF16}"] == approx([[1, 1], [4, 3.8]])
+    assert weak["ddp, bf16, batch 96 per rank"] == approx([[1, 1], [4, 3.8]])
     assert figures.speedup_figure(experiments[1]) is None  # nothing to compare
+
+
+def test_numbers_of_gpus_are_not_printed_over_each_other(tmp_path):
+    curve = {"training": [50.0, 25.0, 25.0], "f1": [80.0, 88.0, 87.0]}
+    made = {str(ranks): record("ddp" if ranks > 1 else "baseline", ranks, **curve) for ranks in (1, 2, 4, 8, 16, 64)}
+    (experiment,), _ = compared(made, tmp_path)
+    figures.load_matplotlib()
+    assert figures.speedup_figure(experiment).axes[0].get_xticks().tolist() == [1, 8, 16, 64]
+
+
+def test_weak_scaling_is_one_line(tmp_path):
+    """The global batch differs from point to point, that of a rank does not. Names fit below a single panel."""
+    curve = {"training": [50.0, 25.0, 25.0], "f1": [80.0, 88.0, 87.0]}
+    made = {}
+    for strategy, ranks in [("baseline", 1), *((name, ranks) for name in ("ddp", "fsdp-zero2") for ranks in (2, 4))]:
+        for precision in ("bf16", "tf32"):
+            more = {"batch": 48 * ranks, "precision": precision, "rate": 90.0 * ranks}
+            made[f"{strategy}{ranks}{precision}"] = record(strategy, ranks, **more, **curve)
+    (experiment,), _ = compared(made, tmp_path)
+    figures.load_matplotlib()
+    figure = figures.speedup_figure(experiment)
+    (ax,) = figure.axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in ax.lines}
+    assert lines["fsdp-zero2, tf32, batch 48 per rank"] == approx([[1, 1], [2, 2], [4, 4]])
+    figure.savefig(tmp_path / "figure.png")  # lays it out
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x0 >= 0 and legend.x1 <= figure.bbox.width and legend.y1 < ax.get_window_extent().y0
+
+
+def test_a_single_epoch_is_a_whole_number(tmp_path):
+    made = {"one": record("baseline", 1, training=[130.0], f1=[80.0])}
+    (experiment,), _ = compared(made, tmp_path)
+    figures.load_matplotlib()
+    ax = figures.curves_figure(experiment).axes[1]
+    assert [tick for tick in ax.get_xticks() if ax.get_xlim()[0] < tick < ax.get_xlim()[1]] == [1]
 
 
 def test_unlike_runs_are_marked_in_the_figure(tmp_path):
@@ -550,6 +611,16 @@ def test_markdown_csv_and_figures(written):
     assert row["weak_weak_efficiency"] == pytest.approx(0.95) and row["run_seconds_count"] == 3
     assert frame.loc["ddp × 4, tf32", "strong_differences"] == "precision tf32 against fp32"
     assert math.isnan(frame.loc["ddp × 4, tf32", "strong_run_speedup"])
+
+
+def test_figures_of_an_earlier_report_do_not_stay(tmp_path):
+    made, figures_folder = campaign(), tmp_path / "out" / "figures"
+    report.report([save(tmp_path / "two", made)], out=tmp_path / "out")
+    assert (figures_folder / "1-speedup.png").is_file()
+    (figures_folder / "time.png.bak").touch()  # the reader's own
+    report.report([save(tmp_path / "one", {"base-0": made["base-0"]})], out=tmp_path / "out")
+    names = {f"{name}.{end}" for name in ("time", "curves") for end in ("png", "svg")}
+    assert {path.name for path in figures_folder.iterdir()} == names | {"time.png.bak"}
 
 
 def test_real_records_are_read():

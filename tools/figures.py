@@ -68,7 +68,8 @@ def speedup_points(experiment, panel):
             low, high = 1 / high, 1 / low if low else math.inf
         points.append(
             {
-                "series": row.series + (" †" if comparison.differences else ""),
+                "series": (row.weak_series if panel == "weak" else row.series)
+                + (" †" if comparison.differences else ""),
                 "ranks": row.lead.ranks,
                 "base": comparison.base.lead.ranks,
                 "speedup": ratio,
@@ -88,7 +89,9 @@ def speedup_figure(experiment):
         return None
     series = list(dict.fromkeys(name for points in panels.values() for name in points["series"]))
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(series)}
-    figure = Figure(figsize=(1 + 2.75 * len(panels), 3.4))
+    width = max(4.8, 1 + 2.75 * len(panels))
+    across = max(1, min(4, int(width / (0.6 + 0.072 * max(map(len, series))))))  # names side by side, by their inches
+    figure = Figure(figsize=(width, 3.1 + 0.17 * -(-(1 + len(series)) // across)))
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for ax, (panel, points) in zip(axes, panels.items(), strict=True):
         base, most = points["base"].min(), points["ranks"].max()
@@ -108,12 +111,16 @@ def speedup_figure(experiment):
         ax.plot([base], [1], "o", color="#3b4048", zorder=5)
         ax.set_title(PANELS[panel], loc="left")
         ax.set_xlabel(experiment.unit)
-        ax.set_xticks(sorted({base, *points["ranks"]}))
+        ticks = [base]
+        for ranks in sorted({*points["ranks"]}):
+            if ranks - ticks[-1] > 0.05 * most:  # nearer ones would be printed over each other
+                ticks.append(ranks)
+        ax.set_xticks(ticks)
         ax.set_xlim(left=min(base, points["ranks"].min()) - 0.04 * most - 0.1)
         ax.set_ylim(bottom=0)
     axes[0].set_ylabel("times as fast as the baseline")
     handles = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(across, len(handles)))
     return figure
 
 
@@ -211,7 +218,7 @@ def curves_figure(experiment, across=4):
         pair[1].set_xlabel("epoch")
         pair[0].set_xlabel("")
         for ax in pair:
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             ax.tick_params(labelbottom=ax is pair[1])
     for i, ax in enumerate(axes.flat):
         used = (i // across) // 2 * across + i % across < len(rows)

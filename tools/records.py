@@ -174,6 +174,7 @@ def build_run(record, path):
     given = {clean(name): value for name, value in get("arguments", "an object").items() if value is not False}
     if given.get("zero1"):
         strategy += "-zero1"
+    given.setdefault("reduce", "fp32")  # baseline.py has no such option: it reduces nothing
     places, hosts = get("ranks", "a list of objects", []), get("hosts", "a list of texts", [])
     processor = get("processor", "text", None)
     on_gpus = get("gpus", "a list of texts", [])
@@ -345,6 +346,7 @@ class Row:
     runs: list
     label: str = ""
     series: str = ""  # the label without the number of ranks
+    weak_series: str = ""  # the same with the batch of a rank, which weak scaling keeps
     stats: dict = field(default_factory=dict)
     strong: "Comparison | None" = None
     weak: "Comparison | None" = None
@@ -392,10 +394,13 @@ def group(runs, target=None):
     order = sorted(map(Row, rows.values()), key=lambda row: row_order(row.lead))
     experiments = {}
     for row in order:
-        facets = row.lead.facets
-        key = json.dumps([facets[name][0] for name in ("model", "data", "epochs")])
-        experiments.setdefault(key, []).append(row)
+        experiments.setdefault(experiment_key(row), []).append(row)
     return [build_experiment(rows, target) for rows in experiments.values()]
+
+
+def experiment_key(row):
+    """What is equal in the rows of one experiment."""
+    return json.dumps([row.lead.facets[name][0] for name in ("model", "data", "epochs")])
 
 
 def row_order(run):
@@ -412,12 +417,18 @@ def build_experiment(rows, target):
     unit = "GPUs" if all(row.lead.gpus for row in rows) else "ranks"
     experiment = Experiment(title, rows, unit)
     usual = statistics.mode(row.lead.facets["card"] for row in rows)
+    # What differs stands in the rows' labels, what they share in the title.
+    shared = [] if experiment.several("precision") else [facets["precision"][1]]
+    shared += [] if experiment.several("global batch") else [f"batch {facets['global batch'][1]}"]
+    shared += [usual[1] + (" where a row names no other" if experiment.several("card") else "")]
+    experiment.title = ", ".join([title, *shared])
     for row in rows:
         run = row.lead
         extra = [run.facets["precision"][1]] if experiment.several("precision") else []
         extra += [f"batch {run.batch}"] if experiment.several("global batch") else []
         extra += [run.facets["card"][1].replace("NVIDIA ", "")] if run.facets["card"] != usual else []
         row.series = ", ".join([run.strategy, *extra])
+        row.weak_series = row.series.replace(f"batch {run.batch}", f"batch {run.batch / run.ranks:g} per rank")
         nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
         row.label = ", ".join([f"{run.strategy} × {run.ranks}{nodes}", *extra])
     for same in [[row for row in rows if row.label == label] for label in {row.label for row in rows}]:
@@ -427,6 +438,7 @@ def build_experiment(rows, target):
             for number, (row, setting) in enumerate(zip(same, settings, strict=True), 1):
                 more = ", ".join(f"{name} {short(setting.get(name))}" for name in names) or f"no. {number}"
                 row.label, row.series = f"{row.label}, {more}", f"{row.series}, {more}"
+                row.weak_series = f"{row.weak_series}, {more}"
     finished = [run for row in rows for run in row.finished if run.epochs]
     best = [run.measures["f1"] for run in finished]
     experiment.target = target if target is not None else math.floor(min(best)) if best else None
@@ -447,7 +459,9 @@ def notes(row, most):
             how = "running, or killed" if run.status == "running" else run.status
             found.append(f"{run.name} is left out: {how}" + (f" ({run.error})" if run.error else ""))
         elif run.attempts > 1:
-            found.append(f"{run.name} took {run.attempts} attempts; its whole run is their sum")
+            timed = run.measures["run_seconds"] is not None
+            whole = "its whole run is their sum" if timed else "one was killed, so the whole run's time is not known"
+            found.append(f"{run.name} took {run.attempts} attempts; {whole}")
     if 0 < len(row.finished) < most:
         found.append(f"repeats missing: {len(row.finished)} where another row has {most}")
     if len(row.finished) == 1:
@@ -566,7 +580,8 @@ def compare(experiments, bases, allow_unlike=False):
         row.strong = Comparison(base, differences, speedup)
         if not differences and max((one[1] or 0 for one in speedup.values()), default=0) > 1.05:
             row.notes.append("faster than ideal: find out why (a busy machine, a slow baseline) before it is reported")
-        row.notes += versus(row, base)
+        if allowed or experiment_key(row) == experiment_key(base):
+            row.notes += versus(row, base)
         for base in [base for base in near if is_weak(row, base)][:1]:
             others = [what for name, what in found[id(base)].items() if name != "global batch"]
             if not others or (allow_unlike and differences):

@@ -43,6 +43,7 @@ Overfitting begins at the epoch of the lowest dev loss, if another epoch follows
 
 
 TEXT_COLUMNS = ("", "run", "baseline", "of", "remark", "row", "status", "started (UTC)", "hosts", "code")
+WRAPPED = ("baseline", "remark", "hosts")
 CAPTIONS = {
     "speedup": "Speed-up against the number of {unit}. The dashed line is the ideal; bars give the spread of repeats.",
     "time": "Where the time went: medians, with the rest (start, data, loading, compiling, saving) as what remains.",
@@ -257,7 +258,7 @@ def as_html(block):
         def cells(line, tag):
             text = ""
             for name, cell in zip(block.columns, map(html.escape, line), strict=True):
-                kind = "wrapped" if name in ("remark", "baseline") else "text" if name in TEXT_COLUMNS else "number"
+                kind = "wrapped" if name in WRAPPED else "text" if name in TEXT_COLUMNS else "number"
                 if kind == "number" and tag == "td":  # the spread under the median
                     cell = re.sub(r" \((.*)\)$", r"<br><small>\1</small>", cell)
                 text += f'<{tag} class="{kind}">{cell}</{tag}>'
@@ -348,6 +349,16 @@ def draw(experiment, folder, prefix):
     return made
 
 
+def remove_figures(folder):
+    """Remove the figures of an earlier report, which may have had others: nobody shall hand in one of those."""
+    try:
+        for path in folder.iterdir() if folder.is_dir() else []:
+            if re.fullmatch(rf"(\d+-)?({'|'.join(CAPTIONS)})\.(png|svg)", path.name):
+                path.unlink()
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}; name another --out") from None
+
+
 def write(path, text):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -372,10 +383,13 @@ def report(paths, baseline=None, f1=None, allow_unlike=False, out="report"):
         summary += " No speed-up: no finished run on one rank is among them; --baseline can name another."
     print(summary)
     for experiment in experiments:
-        print("\n\n".join(map(as_text, [f"\n{experiment.title}", *tables(experiment), notes(experiment)])))
+        found = notes(experiment)
+        blocks = [f"\n{experiment.title}", *tables(experiment), *([found] if found else [])]
+        print("\n\n".join(map(as_text, blocks)))
 
     out = Path(out)
     figures.load_matplotlib()
+    remove_figures(out / "figures")
     blocks = []
     for i, experiment in enumerate(experiments, 1):
         pictures = draw(experiment, out / "figures", f"{i}-" if len(experiments) > 1 else "")
