@@ -99,9 +99,8 @@ def main():
     }
     seconds = {"prepare_data": time.perf_counter() - clock}
 
-    distributed.start(
-        device, args.hang_minutes
-    )  # not before: its time limit must not end the wait for the rank that prepares data
+    # Not before: its time limit must not end the wait for the rank that prepares data.
+    distributed.start(device, args.hang_minutes)
     places = gather(runtime.place(rank, local_rank, device))
     log(runtime.topology(places))
 

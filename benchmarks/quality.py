@@ -89,7 +89,8 @@ def main():
 
     with RunFolder(args.runs_dir, args.run_name) as folder, tempfile.TemporaryDirectory() as scratch:
         places = [runtime.place(0, 0, device)]
-        folder.update(describe(args, "hf-trainer", judge, sets, features, 1, places, seconds) | {"attention": "padded"})
+        record = describe(args, "hf-trainer", judge, sets, features, 1, places, seconds)
+        folder.update(record | {"attention": "padded", "compile": args.compile})  # the Trainer's, not the judge's
 
         def score(epoch):
             clock = time.perf_counter()

@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node=4 -m benchmarks.steps --strategy ddp fsdp-zero2 --batch-size 384
 
 The step is the scripts' own `train_step`; weights are random, since speed does not depend on them. Every setting is
-measured --repeats times, all settings in turn, and a line of JSON gives the median, the least and the most.
+measured --repeats times, one setting after the other, and a line of JSON gives median, least and most.
 """
 
 import argparse
@@ -41,6 +41,7 @@ from common.model import (
 from common.profiler import device_kernels, shares, shares_table
 
 STRATEGIES = ("baseline", "ddp", "fsdp-zero2", "fsdp-zero3")
+PROFILED = 5  # steps in a profile
 
 
 def build_parser():
@@ -75,7 +76,7 @@ class Setting:
     """One strategy at one batch size, ready to step."""
 
     def __init__(self, strategy, batch_size, args, features, device, rank, world_size):
-        self.strategy, self.batch_size, self.features, self.device = strategy, batch_size, features, device
+        self.features, self.device = features, device
         network = build_network(args.shape, attn_implementation="packed", attention_probs_dropout_prob=0.0)
         self.model = model = SpanModel(network, "sdpa").to(device)
         use_attention(model, args.attention)
@@ -169,7 +170,8 @@ def main():
         distributed.start(device)
     for batch_size in args.batch_size:
         for strategy in args.strategy:
-            torch.cuda.reset_peak_memory_stats() if device.type == "cuda" else None
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
             begin = time.perf_counter()
             setting = Setting(strategy, batch_size, args, features, device, rank, world_size)
             setting.run(args.warmup)
@@ -180,7 +182,7 @@ def main():
             kernels, parts = [], None
             if args.profile:
                 with torch.profiler.profile() as profiler:
-                    setting.run(5)
+                    setting.run(PROFILED)
                 kernels = device_kernels(profiler)
                 parts = shares(kernels) if kernels else None
             log(
@@ -199,13 +201,13 @@ def main():
                         "warmup_s": round(warm, 1),
                         "graphs": len(setting.run_step.graphs),
                         "parameters": sum(p.numel() for p in setting.model.parameters()),
-                        "ms_of": parts and {kind: round(value / 5000, 3) for kind, value in parts.items()},
+                        "ms_of": parts and {kind: round(value / 1000 / PROFILED, 3) for kind, value in parts.items()},
                     }
                 )
             )
             if kernels:
-                log(shares_table(parts, 5))
-                log(largest_kernels(kernels, 5))
+                log(shares_table(parts, PROFILED))
+                log(largest_kernels(kernels, PROFILED))
             del setting
             gc.collect()
             torch.cuda.empty_cache()

@@ -195,7 +195,7 @@ def filler_lengths(tokens, windows, max_length):
 
 
 def prefetch(steps, device, depth=4):
-    """Yield the micro-batches of each step, put together ahead of their use; on CUDA in pinned memory.
+    """Yield the micro-batches of each step; on CUDA made ahead of their use, in pinned memory.
 
     steps: an iterator of lists of PackedBatch. On CUDA a thread makes them, so that the device does not wait for the
     batch to be put together; from pinned memory `PackedBatch.to` copies while the device works.

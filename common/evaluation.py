@@ -37,9 +37,8 @@ def predict(
     """Run `model` over all windows and search the best spans of each on the device.
 
     Whole chunks of about chunk_tokens tokens are dealt to the ranks; all ranks take part, with the same number of
-    passes, and call `between` after each. Returns arrays over all windows in order: loss [W] (nan without a label),
-    null [W, 2], and the spans:
-    score, start_logit, end_logit, start, end, each [W, n_best]; the same on every rank.
+    passes, and call `between` after each. Returns arrays over all windows in order, the same on every rank: loss [W]
+    (nan without a label), null [W, 2], and the spans: score, start_logit, end_logit, start, end, each [W, n_best].
     """
     model.eval()
     lengths = features.lengths  # once: the property computes them anew each time
@@ -172,7 +171,7 @@ def evaluate(model, features, data, args, device, threshold, rank, world_size, g
         rank,
         world_size,
         gather,
-        fixed_shapes=args.compile,
+        fixed_shapes=args.compile,  # few shapes for what is compiled; no graph is captured here
         progress=progress,
         between=between,
     )

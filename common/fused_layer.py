@@ -4,7 +4,8 @@
 cannot know: biases are added, and their gradients summed, by kernels that hold the values anyway; queries, keys and
 values are one product, and their gradients another, which adds the residual's; weight gradients leave their products
 in fp32. Nothing is to be compiled at the start but the kernels. benchmarks/NOTES.md has what each is worth. The rest of
-this file puts it in place of transformers' layer, parameters and names unchanged.
+this file puts it in place of transformers' layer, parameters and names unchanged. The kernels are imported where they
+are used, since they need Triton, which comes with torch for CUDA alone.
 """
 
 import importlib.util
@@ -26,7 +27,7 @@ NAMES = (  # a layer's parameters, as BERT and its likes (RoBERTa, ELECTRA, …)
 
 def product(a, b, dtype):
     """a.T @ b in `dtype`: the sums of half-precision products are fp32 inside, and may leave as such."""
-    if a.is_cuda and dtype == torch.float32:
+    if a.is_cuda and dtype != a.dtype:
         return torch.mm(a.t(), b, out_dtype=dtype)
     return torch.mm(a.t(), b).to(dtype)
 
@@ -65,6 +66,7 @@ class FusedLayer(torch.autograd.Function):
         x, qkv, attended, lse, middle, up, active, *saved = tensors[:13]
         wo, wi, wd, bi, norm1, norm2, cu_seqlens, seeds, *kept = tensors[13:]
         dropout, dtype = ctx.dropout, bi.dtype  # that of the parameters, and so of their gradients
+        # Without dropout `grad` and what is added to in place (dmiddle, dx) are one tensor: grad's products come first.
         grad, dmiddle, parts2 = kernels.add_norm_backward(grad.contiguous(), saved[3:], norm2, dropout, seeds, 1)
         dwd = product(grad, active, dtype)
         dup, parts_up = kernels.gelu_backward(grad @ wd, up, bi)
@@ -141,9 +143,13 @@ class Halves:
 
 
 class Fused:
-    """What the class of an encoder layer is mixed with by `fuse_layers`: the same parameters, another forward."""
+    """What the class of an encoder layer is mixed with by `fuse_layers`: the same parameters, another forward.
+
+    It is called by transformers' encoder, which hands `packing` on from SpanModel.forward_packed.
+    """
 
     def parts(self):
+        """The layer's Linear and LayerNorm modules in the order of NAMES."""
         return [self.get_submodule(name) for name in NAMES]
 
     def forward(self, hidden_states, attention_mask=None, *unused, packing, **named):
@@ -185,6 +191,8 @@ class FusedEmbeddings:
 
 def can_fuse(layer):
     """Whether an encoder layer is BERT's: these parameters and no others, exact GELU, one dropout, narrow heads."""
+    from transformers.activations import GELUActivation  # slow to import
+
     expected = {f"{name}.{kind}" for name in NAMES for kind in ("weight", "bias")}
     if {name for name, _ in layer.named_parameters()} != expected:
         return False
@@ -192,17 +200,11 @@ def can_fuse(layer):
     width = getattr(attention.self, "attention_head_size", 0)
     return (
         width in (16, 32, 64, 128)
-        and isinstance(layer.intermediate.intermediate_act_fn, (nn.GELU, gelu_class()))
+        and isinstance(layer.intermediate.intermediate_act_fn, (nn.GELU, GELUActivation))
         and getattr(layer.intermediate.intermediate_act_fn, "approximate", "none") == "none"
         and attention.output.dropout.p == output.dropout.p
         and attention.output.LayerNorm.eps == output.LayerNorm.eps
     )
-
-
-def gelu_class():
-    from transformers.activations import GELUActivation
-
-    return GELUActivation
 
 
 def can_fuse_embeddings(embeddings):

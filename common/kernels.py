@@ -18,6 +18,7 @@ TILE = 64  # queries and keys in a tile of attention
 
 @functools.cache
 def multiprocessors(device):
+    """How many the card has; kernels that sum over rows start a few programs on each. 4: for Triton's interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
@@ -77,7 +78,7 @@ def attention_backward_kernel(
     at = wide_base + own[:, None] * 3 * WIDE + channel[None, :]
     mine = own[:, None] < length
     row = head * tokens + begin
-    scale_log2 = scale * 1.4426950408889634
+    scale_log2 = scale * 1.4426950408889634  # log2(e): LSE is in powers of 2, as in the forward pass
 
     k = tl.load(QKV + WIDE + at, mask=mine, other=0.0)
     v = tl.load(QKV + 2 * WIDE + at, mask=mine, other=0.0)
@@ -122,7 +123,7 @@ def attention_forward(qkv, heads, cu_seqlens, max_length):
     tokens, wide = qkv.shape[0], qkv.shape[1] // 3
     out, lse = qkv.new_empty(tokens, wide), qkv.new_empty(heads, tokens, dtype=torch.float32)
     grid = (triton.cdiv(max_length, TILE), len(cu_seqlens) - 1, heads)
-    scale = (wide // heads) ** -0.5 * 1.4426950408889634  # powers of 2 are quicker than those of e
+    scale = (wide // heads) ** -0.5 * 1.4426950408889634  # log2(e): powers of 2 are quicker than those of e
     attention_forward_kernel[grid](qkv, out, lse, cu_seqlens, scale, tokens, heads, wide // heads, TILE)
     return out, lse
 
@@ -146,7 +147,10 @@ def attention_backward(grad, qkv, out, lse, cu_seqlens, max_length):
 
 @triton.jit
 def kept(seed, place, share):
-    """Whether dropout keeps each place: a hash of place and seed, true for this share (of 2 ** 31) of all places."""
+    """Whether dropout keeps each place: a hash of place and seed, true for this share (of 2 ** 31) of all places.
+
+    The hash is one of xor, shift and multiply, its multipliers from C. Wellons' search for such (hash-prospector).
+    """
     x = place.to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x31848BAB
@@ -231,7 +235,10 @@ def add_norm(x, bias, residual, weight, shift, eps, dropout, seeds, which):
 
 
 def add_norm_backward(grad, saved, weight, dropout, seeds, which):
-    """Gradients of x, residual [T, C]; parts of the sums for weight, shift and bias, float32 [P, 3 * C]."""
+    """Gradients of x, residual [T, C]; parts of the sums for weight, shift and bias, float32 [P, 3 * C].
+
+    Without dropout the two gradients are equal, and one tensor.
+    """
     total, mean, rstd = saved
     rows, width = grad.shape
     dresidual = torch.empty_like(grad)
@@ -347,7 +354,7 @@ def normal(x):
     Both take the same exponential, and no other: half as many instructions as the error function, which would hold up
     the memory.
     """
-    density = tl.exp2(x * x * -0.7213475204444817) * 0.3989422804014327
+    density = tl.exp2(x * x * -0.7213475204444817) * 0.3989422804014327  # exp(-x * x / 2) / sqrt(2 pi)
     t = 1 / (1 + 0.2316419 * tl.abs(x))
     tail = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
     return tl.where(x < 0, density * tail, 1 - density * tail), density

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from common.errors import UserError
-from common.fused_layer import Fused, FusedEmbeddings, fuse_layers
+from common.fused_layer import Fused, FusedEmbeddings, fuse_layers, product
 from common.squad import ROOT, shorten
 
 # Models that call the attention function registered below once a layer and take positions as an argument. What a model
@@ -127,7 +127,7 @@ class SpanModel(nn.Module):
         self.network = network
         self.attention = attention
         self.half = None  # see compute_in
-        self.compiled = False  # see compile_layers
+        self.compiled = False  # whether compile_layers found something to compile
         config = network.config
         self.position_offset = config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
         # distilbert has no token types, and RoBERTa-likes have a single one
@@ -140,6 +140,7 @@ class SpanModel(nn.Module):
         return start_logits.float().clone(), end_logits.float().clone()  # FSDP's hooks must not sit on a view
 
     def forward_packed(self, batch):
+        """`packing` goes through transformers' code to each layer: to packed_attention, or to fused_layer.Fused."""
         if self.attention in ("fused", "flash"):
             packing = {"backend": self.attention, "cu_seqlens": batch.cu_seqlens, "max_length": batch.max_length}
         elif batch.cu_seqlens.is_cpu and not self.compiled:  # sizes that change would compile anew
@@ -223,10 +224,7 @@ class MixedProduct(torch.autograd.Function):
     def backward(ctx, grad):
         x, half = ctx.saved_tensors
         rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
-        if x.is_cuda and ctx.gradient_type != x.dtype:
-            weight_grad = torch.mm(rows.t(), inputs, out_dtype=ctx.gradient_type)
-        else:
-            weight_grad = (rows.t() @ inputs).to(ctx.gradient_type)
+        weight_grad = product(rows, inputs, ctx.gradient_type)
         return grad @ half, weight_grad, rows.sum(0, dtype=ctx.gradient_type)
 
 
@@ -244,13 +242,13 @@ def compile_layers(model):
     So this costs two compilations, not one a layer or a shape. Only the forward functions: what hooks do (FSDP's)
     stays outside the graph. What is fused is left as it is.
     """
-    model.compiled = True
     modules = encoder_layers(model)
     if model.attention != "padded":
         modules.append(model.network.base_model.embeddings)
     for module in modules:
         if not isinstance(module, (Fused, FusedEmbeddings)):
             module.forward = torch.compile(module.forward, dynamic=True)
+            model.compiled = True
 
 
 def count_parameters(model):

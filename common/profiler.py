@@ -36,7 +36,7 @@ def total(spans):
 
 
 def shares(kernels):
-    """Seconds of each kind of work of one rank, from its kernels as (name, begin, end), in any one unit of time.
+    """The time of each kind of work of one rank, a dict, from its kernels as (name, begin, end), in their unit.
 
     Time in which several kernels run counts once, for communication last: hidden is what runs beside other work,
     exposed what runs alone. Idle is what is left between the first kernel's begin and the last one's end.
@@ -45,15 +45,15 @@ def shares(kernels):
     for name, begin, end in kernels:
         spans[kind_of(name)].append((begin, end))
     network = merge(spans.pop("communication"))
-    seconds, covered = {}, []
+    times, covered = {}, []
     for kind in ("GEMM", "attention", "elementwise", "optimizer"):
         before = total(covered)
         covered = merge([*covered, *spans[kind]])
-        seconds[kind] = total(covered) - before
+        times[kind] = total(covered) - before
     busy = total(merge([*covered, *network]))
     exposed = busy - total(covered)
     everything = max(end for _, _, end in kernels) - min(begin for _, begin, _ in kernels)
-    return seconds | {
+    return times | {
         "communication, hidden": total(network) - exposed,
         "communication, exposed": exposed,
         "idle": everything - busy,
@@ -61,11 +61,11 @@ def shares(kernels):
     }
 
 
-def shares_table(seconds, steps):
-    """The shares as lines of text; seconds: from `shares`, in microseconds. What is hidden adds nothing to the sum."""
+def shares_table(times, steps):
+    """The shares as lines of text; times: from `shares`, in microseconds. What is hidden adds nothing to the sum."""
     lines = [f"{'':24}{'ms a step':>10}{'share':>8}"]
-    for kind, value in seconds.items():
-        lines.append(f"{kind:24}{value / 1000 / steps:10.2f}{value / seconds['all']:8.1%}")
+    for kind, time in times.items():
+        lines.append(f"{kind:24}{time / 1000 / steps:10.2f}{time / times['all']:8.1%}")
     return "\n".join(lines)
 
 
@@ -79,7 +79,7 @@ def device_kernels(profiler):
 
 
 def draw_step(kernels, steps, path):
-    """A figure of one step: kernels over time, a row for each kind of work; one clear line where matplotlib is absent.
+    """A figure of one step: kernels over time, a row for each kind of work; ImportError where matplotlib is absent.
 
     The step drawn is the last of `steps` equal parts of the time.
     """
@@ -118,7 +118,7 @@ class Profiler:
         if device.type == "cuda":
             kinds.append(torch.profiler.ProfilerActivity.CUDA)
         self.folder, self.device, self.active, self.log = Path(folder), device, active, log
-        self.shares, self.traced, self.needed = None, False, skip + 2 + active
+        self.traced, self.needed = False, skip + 2 + active
         schedule = torch.profiler.schedule(wait=skip, warmup=2, active=active, repeat=1)
         self.profiler = torch.profiler.profile(activities=kinds, schedule=schedule, on_trace_ready=self.report)
         self.profiler.start()
@@ -131,8 +131,7 @@ class Profiler:
         self.log(profiler.key_averages().table(sort_by=order, row_limit=12, max_name_column_width=60))
         kernels = device_kernels(profiler)
         if kernels:
-            self.shares = shares(kernels)
-            self.log(shares_table(self.shares, self.active))
+            self.log(shares_table(shares(kernels), self.active))
             try:
                 draw_step(kernels, self.active, self.folder / "step.png")
             except ImportError:

@@ -315,7 +315,7 @@ def describe(args, strategy, model, sets, features, world_size, places, seconds)
         "cpus": cpu_count(),
         "precision": args.precision,
         "attention": model.attention,
-        "compile": args.compile,
+        "compile": model.compiled,  # whether anything was: nothing is where all is fused
         "seconds": seconds,
     }
 

@@ -182,7 +182,7 @@ def seed_dropout(seed, step, rank):
 
 
 def resolve_hardware(args, device):
-    """Fill in what depends on the device: precision, attention backend, compilation, tokens in an evaluation chunk."""
+    """Fill in what depends on the device: precision, attention, compilation, graphs, tokens in an evaluation chunk."""
     args.precision = choose_precision(args.precision, device)
     possible = flash_is_possible(device, args.precision)
     if args.attention in ("fused", "flash") and not possible:

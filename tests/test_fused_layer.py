@@ -16,6 +16,7 @@ from tiny import load_small, same_gradients, sample_features
 from common import model as model_module
 from common.batches import pack
 from common.model import compile_layers, compute_in, encoder_layers, save_model, span_loss, use_attention
+from common.record import describe
 
 
 def differentiated(function, inputs, grad):
@@ -68,7 +69,7 @@ class Kernels(types.ModuleType):
         dresidual, dweight, dshift = differentiated(norm, [total, weight, torch.zeros_like(weight)], grad)
         dx = dropped(dresidual, dropout, seeds, which)
         sums = torch.cat([dweight, dshift, dx.sum(0)]).float()
-        return dx, dresidual.clone(), torch.stack([sums / 2, sums / 2])
+        return dx, dresidual, torch.stack([sums / 2, sums / 2])  # one tensor without dropout, as the kernel's are
 
     @staticmethod
     def gelu(x, bias):
@@ -216,13 +217,17 @@ def test_without_triton_flash_is_taken(monkeypatch):
     assert fused().attention == "flash"
 
 
-def test_what_is_fused_is_not_compiled(plain_kernels, monkeypatch):
+def test_what_is_fused_is_not_compiled(plain_kernels, monkeypatch, tmp_path):
     compiled = []
     monkeypatch.setattr(model_module.torch, "compile", lambda function, **_: compiled.append(function) or function)
-    compile_layers(fused())
-    assert not compiled
-    compile_layers(fused("roberta"))  # of one token type: its embeddings stay as they are
-    assert len(compiled) == 1
+    model = fused()
+    compile_layers(model)
+    assert not compiled and not model.compiled
+    args = types.SimpleNamespace(compile=True, model_path=str(tmp_path), model_name="", data_name="", precision="bf16")
+    assert not describe(args, "baseline", model, {}, {}, 1, [], {})["compile"]  # the record tells what ran
+    model = fused("roberta")  # of one token type: its embeddings stay as they are
+    compile_layers(model)
+    assert len(compiled) == 1 and describe(args, "baseline", model, {}, {}, 1, [], {})["compile"]
 
 
 def test_a_mask_is_refused(plain_kernels):

@@ -21,7 +21,7 @@ def train(bench):
     strategy = bench.way.options.get("strategy", "baseline" if bench.world_size == 1 else "ddp")
     batch_size = bench.way.batch_size * bench.world_size
     setting = Setting(strategy, batch_size, args, bench.features, bench.device, bench.rank, bench.world_size)
-    bench.attention, bench.compile = setting.model.attention, args.compile
+    bench.attention, bench.compile = setting.model.attention, setting.model.compiled
     while True:
         setting.step()
         if bench.step():
