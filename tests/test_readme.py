@@ -92,6 +92,13 @@ def test_cpu_results_are_the_records():
         assert run["status"] == "finished" and run["git_commit"] and not run["git_dirty"]
 
 
+def test_the_readmes_run_of_the_sample_is_the_records():
+    run, readme = json.loads((RECORDS / "sample" / "seed0.json").read_text()), (ROOT / "README.md").read_text()
+    for epoch in run["epochs"]:
+        line = f"epoch {epoch['epoch']}: train loss {epoch['train_loss']:.4f} in {epoch['train_seconds']:.1f} s"
+        assert line in readme and f"dev EM {epoch['exact']:.2f}, F1 {epoch['f1']:.2f}, loss" in readme
+
+
 def test_one_seed_on_another_card_is_the_records():
     runs = read([RECORDS / "minilm-squad-v1.1" / "seed0.json", RECORDS / "quality-minilm" / "b64-0.json"])
     recipe = [[run["arguments"][name] for name in ("batch_size", "learning_rate", "epochs", "seed")] for run in runs]
