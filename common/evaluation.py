@@ -171,7 +171,7 @@ def evaluate(model, features, data, args, device, threshold, rank, world_size, g
         rank,
         world_size,
         gather,
-        fixed_shapes=args.compile,  # few shapes for what is compiled; no graph is captured here
+        fixed_shapes=args.compile,
         progress=progress,
         between=between,
     )

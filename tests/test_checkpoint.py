@@ -55,21 +55,11 @@ def test_resuming_twice_and_in_another_folder(setting):
 
 def test_early_stopping_goes_on_counting(setting):
     options = ["--learning-rate", "0", "--patience", "2", "--epochs", "5"]
+    stopped = [*options, "--save-steps", "9"]
     whole = launch("baseline", setting, "patient-whole", *options)
-    launch(
-        "baseline",
-        setting,
-        "patient",
-        *options,
-        "--save-steps",
-        "9",
-        fails=True,
-        before=short_runs.END_AT.format(step=18),
-    )
-    assert (
-        "no better f1 for 2 epochs" in launch("baseline", setting, "patient", *options, "--resume")
-        and "epoch 3" in whole
-    )
+    launch("baseline", setting, "patient", *stopped, fails=True, before=short_runs.END_AT.format(step=18))
+    resumed = launch("baseline", setting, "patient", *options, "--resume")
+    assert "no better f1 for 2 epochs" in resumed and "epoch 3" in whole
     same(results(setting, "patient"), results(setting, "patient-whole"))
 
 

@@ -202,6 +202,14 @@ def without_times(run):
     return [{name: epoch[name] for name in names} for epoch in run["epochs"]]
 
 
+def same_as_alone(ours, theirs, attempts):
+    """A run folder finished in so many attempts, with the results of a run that was left alone."""
+    run = record(ours)
+    assert len(run["attempts"]) == attempts and run["status"] == "finished"
+    assert without_times(run) == without_times(record(theirs)) and losses(ours) == losses(theirs)
+    assert (ours / "predictions.json").read_text() == (theirs / "predictions.json").read_text()
+
+
 # Slurm looks at time limits each half minute: the signal comes within 31 s after the start.
 @pytest.mark.parametrize(
     "script, limit, epochs",
@@ -228,11 +236,7 @@ def test_a_job_that_is_stopped_goes_on_after_its_requeue(cluster, options, runs_
     assert (
         ("asked to stop" in log) == bool(limit) and "stopped as asked, at step" in log and log.count("run folder:") == 1
     )
-    runs = [record(folder) for folder in folders]
-    assert len(runs[0]["attempts"]) == log.count("stopped as asked") + 1 and runs[0]["status"] == "finished"
-    assert without_times(runs[0]) == without_times(runs[1])
-    texts = [(folder / "predictions.json").read_text() for folder in folders]
-    assert texts[0] == texts[1] and losses(folders[0]) == losses(folders[1])
+    same_as_alone(*folders, attempts=log.count("stopped as asked") + 1)
     assert not (folders[0] / "stop").exists() and not (folders[0] / "lock").exists()
 
 
@@ -265,10 +269,7 @@ def test_a_job_that_loses_a_node_goes_on_after_its_requeue(cluster, options, run
     cluster.wait_until("the nodes are idle", cluster.idle)
     assert finish_requeued(job) == "COMPLETED", job.log()
     assert re.search(r"start 2 of job (?s:.*)going on from \S+/step-\d+", job.log())
-    ours, theirs = (runs_dir / str(one.number) for one in (job, alone))
-    assert without_times(record(ours)) == without_times(record(theirs)) and losses(ours) == losses(theirs)
-    assert (ours / "predictions.json").read_text() == (theirs / "predictions.json").read_text()
-    assert len(record(ours)["attempts"]) == 2 and record(ours)["status"] == "finished"
+    same_as_alone(*(runs_dir / str(one.number) for one in (job, alone)), attempts=2)
 
 
 def wrong_settings():
