@@ -48,6 +48,7 @@ WAYS = [
     Way("this-project-8", "this_project", 8, warmup=30),  # until most shapes have their graph
     Way("this-project-32", "this_project", 32, warmup=30),
     Way("this-project-8-fp32", "this_project", 8, "fp32", ranks="one", warmup=30),
+    Way("this-project-8-tf32", "this_project", 8, "tf32", ranks="one", warmup=30),
     Way("this-project-8-fsdp", "this_project", 8, options={"strategy": "fsdp-zero2"}, ranks="many", warmup=30),
     Way("this-project-32-fsdp", "this_project", 32, options={"strategy": "fsdp-zero2"}, ranks="many", warmup=30),
     # Hugging Face Trainer: run_qa's defaults; the same without padding to 384; tuned in three ways

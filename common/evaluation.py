@@ -30,7 +30,6 @@ def predict(
     rank,
     world_size,
     gather,
-    fixed_shapes=False,
     progress=None,
     between=None,
 ):
@@ -45,7 +44,7 @@ def predict(
     chunks = evaluation_chunks(lengths, max(chunk_tokens, features.max_length))
     passes = -(-len(chunks) // world_size)
     mine = [chunks[i] if i < len(chunks) else [] for i in range(rank, passes * world_size, world_size)]
-    batches = ([pack_share(features, [windows], 0, fixed_shapes)] for windows in mine)
+    batches = ([pack_share(features, [windows], 0, fixed_shapes=False)] for windows in mine)
     context_at = torch.from_numpy(np.array(features.context_at)).to(device)
     context_end = context_at + torch.from_numpy(np.array(features.context_tokens)).to(device)
     results = []
@@ -171,7 +170,6 @@ def evaluate(model, features, data, args, device, threshold, rank, world_size, g
         rank,
         world_size,
         gather,
-        fixed_shapes=args.compile,
         progress=progress,
         between=between,
     )

@@ -4,7 +4,7 @@ What they save against the usual kernels is memory traffic, which is all that su
 gradient summed, by the kernel that has the values in its registers anyway; which units dropout drops is computed again
 in the backward pass from a seed, not stored. Attention works on tiles of 64, since question answering's windows hold
 171 tokens on average: of the 128 by 128 tiles of flash-attention they fill less than half. Nothing is summed by
-atomics, so that equal inputs give equal results to the bit.
+atomics, so that equal inputs give equal results to the bit. All take bf16, fp16 and fp32.
 """
 
 import functools
@@ -13,7 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-TILE = 64  # queries and keys in a tile of attention
+# Numbers that differ from batch to batch: else Triton compiles for those that 16 divides, and those that are 1, apart.
+SIZES = ["tokens", "rows", "which", "rows_a", "rows_b", "rows_c", "rows_d"]
+jit = functools.partial(triton.jit, do_not_specialize=SIZES)
 
 
 @functools.cache
@@ -26,9 +28,10 @@ def multiprocessors(device):
 # Attention: FlashAttention-2 (Dao 2023), online softmax forward, recomputed probabilities backward
 
 
-@triton.jit
+@jit
 def attention_forward_kernel(
-    QKV, OUT, LSE, CU_SEQLENS, scale, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr
+    QKV, OUT, LSE, CU_SEQLENS, scale, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one window and head against all of the window's keys."""
     window, head = tl.program_id(1), tl.program_id(2)
@@ -49,20 +52,21 @@ def attention_forward_kernel(
         there = base + (start + columns)[:, None] * 3 * WIDE + channel[None, :]
         k = tl.load(QKV + WIDE + there, mask=inside[:, None], other=0.0)
         v = tl.load(QKV + 2 * WIDE + there, mask=inside[:, None], other=0.0)
-        score = tl.where(inside[None, :], tl.dot(q, tl.trans(k)) * scale, -float("inf"))
+        score = tl.where(inside[None, :], tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, -float("inf"))
         new = tl.maximum(highest, tl.max(score, 1))
         shrink, weight = tl.exp2(highest - new), tl.exp2(score - new[:, None])
         total = total * shrink + tl.sum(weight, 1)
-        out = out * shrink[:, None] + tl.dot(weight.to(v.dtype), v)
+        out = out * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
         highest = new
     at = begin.to(tl.int64) * WIDE + head * WIDTH + rows[:, None] * WIDE + channel[None, :]
     tl.store(OUT + at, (out / total[:, None]).to(q.dtype), mask=rows[:, None] < length)
     tl.store(LSE + head * tokens + begin + rows, highest + tl.log2(total), mask=rows < length)
 
 
-@triton.jit
+@jit
 def attention_backward_kernel(
-    QKV, OUT, GRAD, LSE, DQKV, CU_SEQLENS, scale, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr
+    QKV, OUT, GRAD, LSE, DQKV, CU_SEQLENS, scale, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one tile of keys and values, then of the same tile of queries, of one window and head."""
     window, head = tl.program_id(1), tl.program_id(2)
@@ -92,10 +96,12 @@ def attention_backward_kernel(
         out = tl.load(OUT + there, mask=inside, other=0.0)
         delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
         lse = tl.load(LSE + row + others, mask=others < length, other=float("inf"))  # outside: no weight
-        weight = tl.exp2(tl.dot(k, tl.trans(q)) * scale_log2 - lse[None, :])  # keys by queries
-        dv += tl.dot(weight.to(grad.dtype), grad)
-        slope = weight * (tl.dot(v, tl.trans(grad)) - delta[None, :])
-        dk += tl.dot(slope.to(q.dtype), q)
+        weight = tl.exp2(
+            tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale_log2 - lse[None, :]
+        )  # keys by queries
+        dv += tl.dot(weight.to(grad.dtype), grad, input_precision=PRECISION)
+        slope = weight * (tl.dot(v, tl.trans(grad), input_precision=PRECISION) - delta[None, :])
+        dk += tl.dot(slope.to(q.dtype), q, input_precision=PRECISION)
     tl.store(DQKV + WIDE + at, (dk * scale).to(k.dtype), mask=mine)
     tl.store(DQKV + 2 * WIDE + at, dv.to(k.dtype), mask=mine)
 
@@ -111,32 +117,44 @@ def attention_backward_kernel(
         there = wide_base + others[:, None] * 3 * WIDE + channel[None, :]
         k = tl.load(QKV + WIDE + there, mask=others[:, None] < length, other=0.0)
         v = tl.load(QKV + 2 * WIDE + there, mask=others[:, None] < length, other=0.0)
-        score = tl.dot(q, tl.trans(k)) * scale_log2
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
         weight = tl.exp2(tl.where(others[None, :] < length, score, -float("inf")) - lse[:, None])
-        slope = weight * (tl.dot(grad, tl.trans(v)) - delta[:, None])
-        dq += tl.dot(slope.to(k.dtype), k)
+        slope = weight * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+        dq += tl.dot(slope.to(k.dtype), k, input_precision=PRECISION)
     tl.store(DQKV + at, (dq * scale).to(q.dtype), mask=mine)
+
+
+def tiling(dtype, width):
+    """Queries and keys in a tile, and how fp32 products are taken: in tf32, or as they are, without tensor cores."""
+    exact = torch.get_float32_matmul_precision() == "highest"
+    large = dtype == torch.float32 and (exact or width > 64)  # a tile of such holds as many registers as two of others
+    return 32 if large else 64, "ieee" if exact else "tf32"
 
 
 def attention_forward(qkv, heads, cu_seqlens, max_length):
     """Attention within each window: qkv [T, 3 * C] -> its output [T, C] and log2-sum-exp2, float32 [heads, T]."""
     tokens, wide = qkv.shape[0], qkv.shape[1] // 3
     out, lse = qkv.new_empty(tokens, wide), qkv.new_empty(heads, tokens, dtype=torch.float32)
-    grid = (triton.cdiv(max_length, TILE), len(cu_seqlens) - 1, heads)
+    tile, precision = tiling(qkv.dtype, wide // heads)
+    grid = (triton.cdiv(max_length, tile), len(cu_seqlens) - 1, heads)
     scale = (wide // heads) ** -0.5 * 1.4426950408889634  # log2(e): powers of 2 are quicker than those of e
-    attention_forward_kernel[grid](qkv, out, lse, cu_seqlens, scale, tokens, heads, wide // heads, TILE)
+    attention_forward_kernel[grid](
+        qkv, out, lse, cu_seqlens, scale, tokens, heads, wide // heads, tile, precision,
+        num_stages=1 if qkv.dtype == torch.float32 else 3,
+    )  # fmt: skip
     return out, lse
 
 
 def attention_backward(grad, qkv, out, lse, cu_seqlens, max_length):
     """The gradient of qkv [T, 3 * C] from that of the output [T, C]."""
-    # 168 registers a thread let three programs share a multiprocessor, not two: 316 us instead of 371
     tokens, wide, heads = *out.shape, len(lse)
     dqkv = torch.empty_like(qkv)
-    grid = (triton.cdiv(max_length, TILE), len(cu_seqlens) - 1, heads)
+    tile, precision = tiling(qkv.dtype, wide // heads)
+    grid = (triton.cdiv(max_length, tile), len(cu_seqlens) - 1, heads)
+    # In half precision 168 registers a thread let three programs share a multiprocessor, not two: 316 us, not 371.
     attention_backward_kernel[grid](
-        qkv, out, grad, lse, dqkv, cu_seqlens, (wide // heads) ** -0.5, tokens, heads, wide // heads, TILE,
-        num_stages=1, maxnreg=168,
+        qkv, out, grad, lse, dqkv, cu_seqlens, (wide // heads) ** -0.5, tokens, heads, wide // heads, tile, precision,
+        num_stages=1, maxnreg=None if qkv.dtype == torch.float32 else 168,
     )  # fmt: skip
     return dqkv
 
@@ -145,7 +163,7 @@ def attention_backward(grad, qkv, out, lse, cu_seqlens, max_length):
 # LayerNorm(dropout(x + bias) + residual)
 
 
-@triton.jit
+@jit
 def kept(seed, place, share):
     """Whether dropout keeps each place: a hash of place and seed, true for this share (of 2 ** 31) of all places.
 
@@ -160,7 +178,7 @@ def kept(seed, place, share):
     return ((x ^ (x >> 14)) >> 1).to(tl.int32) < share
 
 
-@triton.jit
+@jit
 def add_norm_kernel(
     X, BIAS, RESIDUAL, WEIGHT, SHIFT, SEED, OUT, SUM, MEAN, RSTD, which, share, keep, eps, width,
     DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
@@ -186,7 +204,7 @@ def add_norm_kernel(
     tl.store(RSTD + row, rstd)
 
 
-@triton.jit
+@jit
 def add_norm_backward_kernel(
     GRAD, SUM, MEAN, RSTD, WEIGHT, SEED, DX, DRESIDUAL, PARTS, which, share, keep, rows, width,
     DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
@@ -197,7 +215,7 @@ def add_norm_backward_kernel(
     weight = tl.load(WEIGHT + column, mask=inside, other=0.0).to(tl.float32)
     dweight, dshift = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     dbias = tl.zeros([BLOCK], tl.float32)
-    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=3):  # loads two rows ahead
         place = (row + tl.zeros([BLOCK], tl.int64)) * width + column
         grad = tl.load(GRAD + place, mask=inside, other=0.0).to(tl.float32)
         total = tl.load(SUM + place, mask=inside, other=0.0).to(tl.float32)
@@ -243,11 +261,11 @@ def add_norm_backward(grad, saved, weight, dropout, seeds, which):
     rows, width = grad.shape
     dresidual = torch.empty_like(grad)
     dx = torch.empty_like(grad) if dropout else dresidual
-    programs = min(triton.cdiv(rows, 4), 8 * multiprocessors(grad.device))
+    programs = min(triton.cdiv(rows, 4), 6 * multiprocessors(grad.device))
     parts = grad.new_empty(programs, 3 * width, dtype=torch.float32)
     add_norm_backward_kernel[(programs,)](
         grad, total, mean, rstd, weight, seeds, dx, dresidual, parts, which, int((1 - dropout) * 2**31), 1 - dropout,
-        rows, width, dropout > 0, triton.next_power_of_2(width), num_warps=1,
+        rows, width, dropout > 0, triton.next_power_of_2(width), num_warps=2,
     )  # fmt: skip
     return dx, dresidual, parts
 
@@ -256,7 +274,7 @@ def add_norm_backward(grad, saved, weight, dropout, seeds, which):
 # Embeddings: dropout(LayerNorm(word + position + type)), of two types
 
 
-@triton.jit
+@jit
 def embed_kernel(
     IDS, POSITIONS, TYPES, WORD, POSITION, TYPE, WEIGHT, SHIFT, SEED, OUT, SUM, MEAN, RSTD, share, keep, eps, width,
     DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
@@ -282,7 +300,7 @@ def embed_kernel(
     tl.store(RSTD + token, rstd)
 
 
-@triton.jit
+@jit
 def embed_backward_kernel(
     GRAD, SUM, MEAN, RSTD, TYPES, WEIGHT, SEED, DSUM, PARTS, share, keep, tokens, width,
     DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
@@ -293,7 +311,7 @@ def embed_backward_kernel(
     weight = tl.load(WEIGHT + column, mask=inside, other=0.0).to(tl.float32)
     dweight, dshift = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     dfirst, dsecond = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    for token in range(tl.program_id(0), tokens, tl.num_programs(0)):
+    for token in tl.range(tl.program_id(0), tokens, tl.num_programs(0), num_stages=3):
         place = (token + tl.zeros([BLOCK], tl.int64)) * width + column
         grad = tl.load(GRAD + place, mask=inside, other=0.0).to(tl.float32)
         if DROPOUT:
@@ -334,11 +352,11 @@ def embed_backward(grad, saved, types, weight, dropout, seed):
     total, mean, rstd = saved
     tokens, width = grad.shape
     dsum = torch.empty_like(grad, dtype=torch.float32)
-    programs = min(triton.cdiv(tokens, 4), 8 * multiprocessors(grad.device))
+    programs = min(triton.cdiv(tokens, 4), 6 * multiprocessors(grad.device))
     parts = grad.new_empty(programs, 4 * width, dtype=torch.float32)
     embed_backward_kernel[(programs,)](
         grad, total, mean, rstd, types, weight, seed, dsum, parts, int((1 - dropout) * 2**31), 1 - dropout, tokens,
-        width, dropout > 0, triton.next_power_of_2(width), num_warps=1,
+        width, dropout > 0, triton.next_power_of_2(width), num_warps=2,
     )  # fmt: skip
     return dsum, parts.sum(0).chunk(4)
 
@@ -347,7 +365,7 @@ def embed_backward(grad, saved, types, weight, dropout, seed):
 # GELU(x + bias), the exact one
 
 
-@triton.jit
+@jit
 def normal(x):
     """The normal distribution's share below x, to 1e-7 (Abramowitz and Stegun 26.2.17), and its density at x.
 
@@ -360,7 +378,7 @@ def normal(x):
     return tl.where(x < 0, density * tail, 1 - density * tail), density
 
 
-@triton.jit
+@jit
 def gelu_kernel(X, BIAS, OUT, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """One tile."""
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -371,7 +389,7 @@ def gelu_kernel(X, BIAS, OUT, rows, width, ROWS: tl.constexpr, BLOCK: tl.constex
     tl.store(OUT + row * width + column, (x * normal(x)[0]).to(OUT.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def gelu_backward_kernel(GRAD, X, BIAS, DX, PARTS, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Tiles of a block of columns that are num_programs apart; the sums over their rows go to its row of PARTS."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -412,7 +430,7 @@ def gelu_backward(grad, x, bias):
 # Sums over rows: parts of them here and above, the rest for all at once
 
 
-@triton.jit
+@jit
 def row_sums_kernel(X, PARTS, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Tiles of a block of columns that are num_programs apart."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -433,7 +451,7 @@ def row_sums(x):
     return parts
 
 
-@triton.jit
+@jit
 def column_sums_kernel(
     A, B, C, D, OUT, rows_a, rows_b, rows_c, rows_d, a, b, c, d, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip

@@ -2,8 +2,8 @@
 
 Padding-free attention has backends behind one function: `flash` (torch's variable-length attention; CUDA, bf16 or
 fp16) and `sdpa` (any device, any precision; pads inside attention only, on the CPU not even there). `fused` is more
-than attention: whole encoder layers by our own kernels, where `flash` would run and the layers are BERT's. Models whose
-attention cannot be replaced get the same batch padded in here; nobody else knows.
+than attention: whole encoder layers by our own kernels, on CUDA in any precision, if the layers are BERT's. Models
+whose attention cannot be replaced get the same batch padded in here; nobody else knows.
 """
 
 import functools
@@ -97,11 +97,14 @@ def register_attention():
     AttentionInterface.register("packed", packed_attention)
 
 
-def flash_is_possible(device, precision):
-    """Whether variable-length attention runs here: CUDA, an Ampere card or newer, half precision."""
-    if device.type != "cuda" or precision not in ("bf16", "fp16") or torch.cuda.get_device_capability(device)[0] < 8:
-        return False
-    return importlib.util.find_spec("torch.nn.attention.varlen") is not None
+def has_kernels(device):
+    """Whether "fused" and "flash" run here: CUDA, an Ampere card or newer."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def flash_takes(dtype):
+    """Whether variable-length attention takes this type (None: fp32), if this torch has it."""
+    return dtype is not None and importlib.util.find_spec("torch.nn.attention.varlen") is not None
 
 
 def padding_places(cu_seqlens, total, longest):
@@ -188,6 +191,8 @@ def compute_in(model, dtype):
     what it gives. Unlike under autocast, what travels between the layers is half as wide too. FSDP's
     MixedPrecisionPolicy does the same.
     """
+    if model.attention == "flash" and not flash_takes(dtype):  # "fused" was asked for, and the layers are not BERT's
+        model.attention = "sdpa"
     if dtype is not None and model.network.config.model_type == "deberta":  # its mask overflows in half precision
         raise UserError("deberta cannot compute in half precision: pass --precision fp32, or tf32 on a GPU")
     model.half = dtype

@@ -16,7 +16,7 @@ from common import hardware
 from common.driver import advice
 from common.errors import UserError
 from common.interrupts import watchdog
-from common.model import flash_is_possible, flops_per_token
+from common.model import flash_takes, flops_per_token, has_kernels
 from common.profiler import Profiler
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # --precision: the type that matrix products run in
@@ -184,14 +184,16 @@ def seed_dropout(seed, step, rank):
 def resolve_hardware(args, device):
     """Fill in what depends on the device: precision, attention, compilation, graphs, tokens in an evaluation chunk."""
     args.precision = choose_precision(args.precision, device)
-    possible = flash_is_possible(device, args.precision)
-    if args.attention in ("fused", "flash") and not possible:
-        needs = "CUDA, an Ampere card or newer, and --precision bf16 or fp16"
-        raise UserError(f"--attention {args.attention} needs {needs}; use sdpa")
+    if args.attention in ("fused", "flash") and not has_kernels(device):
+        raise UserError(f"--attention {args.attention} needs CUDA and an Ampere card or newer; use sdpa")
+    if args.attention == "flash" and not flash_takes(HALF.get(args.precision)):
+        raise UserError(
+            "--attention flash needs --precision bf16 or fp16, and torch.nn.attention.varlen; use fused or sdpa"
+        )
     if args.attention in ("fused", "flash") and args.attention_dropout:
         raise UserError(f"--attention {args.attention} has no dropout; leave --attention-dropout at 0 or use sdpa")
     if args.attention == "auto":
-        args.attention = "fused" if possible and not args.attention_dropout else "sdpa"
+        args.attention = "fused" if has_kernels(device) and not args.attention_dropout else "sdpa"
     if args.compile is None:
         args.compile = device.type == "cuda" and not args.deterministic
     if args.cuda_graphs and device.type != "cuda":

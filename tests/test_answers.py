@@ -205,11 +205,11 @@ def predict_alone(model, features, chunk_tokens, max_answer_tokens=30, n_best=20
     return predict(model, features, CPU, chunk_tokens, max_answer_tokens, n_best, 0, 1, lambda part: [part], **more)
 
 
-def predict_on(model, features, world_size, chunk_tokens=600, fixed_shapes=False):
+def predict_on(model, features, world_size, chunk_tokens=600):
     """The outputs of each of `world_size` ranks: each runs alone first to give its part, then again with all parts."""
 
     def run(rank, gather):
-        return predict(model, features, CPU, chunk_tokens, 30, 20, rank, world_size, gather, fixed_shapes=fixed_shapes)
+        return predict(model, features, CPU, chunk_tokens, 30, 20, rank, world_size, gather)
 
     parts = []
 
@@ -222,15 +222,14 @@ def predict_on(model, features, world_size, chunk_tokens=600, fixed_shapes=False
     return [run(rank, lambda part: parts) for rank in range(world_size)], parts
 
 
-@pytest.mark.parametrize("fixed_shapes", [False, True])
-def test_predictions_are_equal_to_the_bit_on_any_number_of_ranks(model, hard, fixed_shapes):
+def test_predictions_are_equal_to_the_bit_on_any_number_of_ranks(model, hard):
     features, _ = hard
     chunks = evaluation_chunks(features.lengths, 600)
     assert len(chunks) > 4 and any(len(chunk) > 1 for chunk in chunks)
-    alone = predict_alone(model, features, 600, fixed_shapes=fixed_shapes)
+    alone = predict_alone(model, features, 600)
     assert alone["score"].shape == (len(features.question), 20) and "window" not in alone
     for world_size in (1, 2, 3, 4):
-        outputs, parts = predict_on(model, features, world_size, fixed_shapes=fixed_shapes)
+        outputs, parts = predict_on(model, features, world_size)
         windows = np.concatenate([part["window"] for part in parts])
         assert sorted(windows.tolist()) == list(range(len(features.question)))
         for output in outputs:

@@ -209,6 +209,15 @@ def test_other_layers_take_flash(plain_kernels, model_type, changes):
     model = fused(model_type, **changes)
     assert model.attention == "flash"
     assert not any(type(module).__name__.startswith("Fused") for module in model.modules())
+    compute_in(model, torch.bfloat16)
+    assert model.attention == "flash"
+
+
+def test_other_layers_take_sdpa_where_flash_cannot_be(plain_kernels, batch):
+    model = fused("distilbert")
+    compute_in(model, None)  # fp32
+    assert model.attention == "sdpa"
+    assert all(torch.equal(*pair) for pair in zip(model(batch), load_small("distilbert")(batch), strict=True))
 
 
 def test_without_triton_flash_is_taken(monkeypatch):

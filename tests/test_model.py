@@ -201,3 +201,22 @@ def test_packed_kernels_are_as_exact_as_stock_bf16_attention(real_features, fixe
     stock, flash = (gradients(attention, torch.bfloat16) for attention in ("sdpa", backend))
     assert flash.isfinite().all()
     assert (flash - exact).norm() <= 2 * (stock - exact).norm()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the kernels are CUDA's")
+@pytest.mark.parametrize("heads", [2, 4, 8])
+@pytest.mark.parametrize("products, error", [("highest", 1e-5), ("high", 1e-2)])
+def test_fused_layers_in_fp32_and_tf32(real_features, heads, products, error):
+    """Gradients beside those of torch's CPU code; heads of 32, 64 and 128 channels."""
+    gradients = []
+    for device in ("cpu", "cuda"):
+        attention = "fused" if device == "cuda" else "sdpa"
+        model = load_small("bert", attention, hidden_size=256, intermediate_size=512, num_attention_heads=heads).to(
+            device
+        )
+        batch = pack_share(real_features, [REAL_WINDOWS], 0, fixed_shapes=False).to(device)
+        torch.set_float32_matmul_precision(products if device == "cuda" else "highest")
+        span_loss(*model(batch), batch).backward()
+        torch.set_float32_matmul_precision("highest")
+        gradients.append(torch.cat([p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None]))
+    assert (gradients[1] - gradients[0]).norm() <= error * gradients[0].norm()

@@ -42,7 +42,7 @@ class Reader:
     """A fine-tuned model, and how it wants to be asked.
 
     settings: what its folder says of its training, see common.args.read_settings. max_length, overlap: of the windows,
-    in tokens. compiled: whether its layers are, which wants batches of few shapes.
+    in tokens.
     """
 
     model: SpanModel
@@ -53,7 +53,6 @@ class Reader:
     overlap: int
     max_answer_tokens: int
     eval_tokens: int
-    compiled: bool
 
 
 def load(name, device="auto", precision="auto", eval_tokens=None, compiled=False):
@@ -85,7 +84,7 @@ def load(name, device="auto", precision="auto", eval_tokens=None, compiled=False
     if args.compile:
         compile_layers(model)
     longest = settings.get("max_answer_tokens", 30)
-    return Reader(model, tokenizer, settings, device, max_length, overlap, longest, args.eval_tokens, args.compile)
+    return Reader(model, tokenizer, settings, device, max_length, overlap, longest, args.eval_tokens)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -135,7 +134,6 @@ def find(reader, data, n_best=SEARCHED):
         rank=0,
         world_size=1,
         gather=lambda part: [part],
-        fixed_shapes=reader.compiled,
         progress=progress,
     )
     progress.close()
