@@ -291,14 +291,24 @@ def read_records(folder):
 
 
 def rows(records):
-    """What the tables say, a dict for each measured way. records: see `read_records`."""
+    """What the tables say, a dict for each measured way. records: see `read_records`.
+
+    "ours ÷ it" has this project at its default precision, "at its precision" at the other way's.
+    """
     order = [way.name for way in WAYS]
+    ours = {}  # (windows of a rank, ranks, precision): windows/s; what comes first is the default
+    for way in WAYS:
+        for ranks in {one["world_size"] for one in records.values()}:
+            record = records.get(f"{way.name}-x{ranks}")
+            if way.module == "this_project" and not way.options and record and record["rounds"]:
+                for precision in ("default", record["precision"]):
+                    ours.setdefault((way.batch_size, ranks, precision), record["windows_per_second"])
     found = []
     for record in sorted(records.values(), key=lambda one: (one["world_size"], order.index(one["way"]))):
         if not record["rounds"]:
             continue
         ranks, batch = record["world_size"], record["arguments"]["batch_size"]
-        ours = records.get(f"this-project-{batch // ranks}-x{ranks}", {}).get("windows_per_second")
+        usual, equal = (ours.get((batch // ranks, ranks, key)) for key in ("default", record["precision"]))
         median, least, most = (f(speeds(record)) for f in (statistics.median, min, max))
         found.append(
             {
@@ -312,7 +322,8 @@ def rows(records):
                 "windows/s": speed_text(median),
                 "least": speed_text(least),
                 "most": speed_text(most),
-                "ours ÷ it": f"{ours / median:.2f}" if ours else "-",
+                "ours ÷ it": f"{usual / median:.2f}" if usual else "-",
+                "at its precision": f"{equal / median:.2f}" if equal else "-",
                 "GB a rank": f"{max(record['peak_memory_bytes']) / 1e9:.1f}",
             }
         )

@@ -86,14 +86,13 @@ def peers(folder):
 
 def steps(folder):
     """Lines of benchmarks.steps as a table."""
-    lines = sorted(
-        read_folder(folder), key=lambda one: (one["shape"], one["ranks"], one["strategy"], one["batch_size"])
-    )
+    order = ("shape", "ranks", "strategy", "batch_size", "precision", "attention")
+    lines = sorted(read_folder(folder), key=lambda one: [one[name] for name in order])
     found = []
     for one in lines:
         row = {"model": one["shape"]} if len({line["shape"] for line in lines}) > 1 else {}
         row |= {"GPUs": str(one["ranks"]), "strategy": one["strategy"]}
-        row |= {"attention": one["attention"]} if "attention" in one else {}
+        row |= {"precision": one["precision"], "attention": one["attention"]}
         row |= {"batch": str(one["batch_size"]), "windows/s": spread(*one["windows_per_second"])}
         row |= {"ms a step": f"{one['ms_a_step']:.1f}", "useful TFLOP/s": f"{one['useful_tflops']:.0f}"}
         found.append(row | {"GB a GPU": f"{one['peak_memory_gb']:.1f}"})

@@ -193,6 +193,7 @@ def main():
                         "strategy": strategy,
                         "ranks": world_size,
                         "attention": setting.model.attention,
+                        "precision": args.precision,
                         "batch_size": batch_size,
                         "windows_per_second": [round(f(speeds)) for f in (statistics.median, min, max)],
                         "ms_a_step": round(1000 * batch_size / statistics.median(speeds), 2),

@@ -194,14 +194,21 @@ def test_the_table_divides_by_this_project_at_the_same_size():
         "data-parallel-8-x2": record_of("data-parallel-8", ranks=2),
     }
     assert records["course-loop-8-fp32-x1"]["windows_per_second"] == pytest.approx(10.0)
+    records["this-project-8-tf32-x1"] = tf32 = record_of("this-project-8-tf32", 220.0, attention="sdpa")
+    tf32["precision"] = "tf32"
+    records["course-loop-8-tf32-x1"] = record_of("course-loop-8-tf32", 20.0) | {"precision": "tf32"}
+    records["accelerate-32-x1"] = record_of("accelerate-32", 5.0)  # and nothing of ours with 32 windows
     found = compare.rows(records)
-    ours = ["this-project-8", "1", "8", "fp32", "-", "110", "100", "120", "1.00", "1.0"]
+    ours = ["this-project-8", "1", "8", "fp32", "-", "110", "100", "120", "1.00", "1.00", "1.0"]
     assert [list(row.values()) for row in found] == [
         ours,
-        ["course-loop-8-fp32", "1", "8", "fp32", "512", "10.0", "9.0", "11.5", "11.00", "1.0"],
+        ["this-project-8-tf32", "1", "8", "tf32", "-", "220", "220", "220", "0.50", "1.00", "1.0"],
+        ["course-loop-8-fp32", "1", "8", "fp32", "512", "10.0", "9.0", "11.5", "11.00", "11.00", "1.0"],
+        ["course-loop-8-tf32", "1", "8", "tf32", "512", "20.0", "20.0", "20.0", "5.50", "11.00", "1.0"],
+        ["accelerate-32", "1", "32", "fp32", "longest", "20.0", "20.0", "20.0", "-", "-", "1.0"],
     ]
     lines = compare.table(found).splitlines()
-    assert len(lines) == 4 and len({len(line) for line in lines}) == 1
+    assert len(lines) == 7 and len({len(line) for line in lines}) == 1
 
 
 def test_the_ways_of_a_gpu_and_of_a_cpu():
