@@ -208,6 +208,9 @@ def main():
                 threshold = tune_threshold(score_set("tune"))
             result = score_set("dev")
             seconds = {"evaluation": time.perf_counter() - clock}
+            if "seen" in sets:
+                seen = score_set("seen").figures
+                training |= {"train_f1": seen["f1"], "train_exact": seen["exact"]}
             best = selection.update(epoch, result.figures)
             clock = time.perf_counter()
             state = checkpoint.whole_state(model, keep=rank == 0)  # all ranks take part

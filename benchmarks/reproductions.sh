@@ -40,7 +40,7 @@ for report in "$@"; do
     for precision in fp32 tf32; do
         [[ $report == 4 ]] && continue
         case $report-$gpus in
-            1-1) start 1 baseline-$precision 0 baseline.py "${small[@]}" --batch-size 16 --precision $precision ;;
+            1-1) start 1 baseline-$precision 0 baseline.py "${small[@]}" --batch-size 16 --precision $precision --score-train 400 ;;
             1-4)
                 start 1 ddp-$precision 4 distributed_ddp.py "${small[@]}" --batch-size 64 --precision $precision
                 start 1 fsdp-$precision 4 distributed_fsdp.py --shard zero3 "${small[@]}" --batch-size 64 \

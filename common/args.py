@@ -145,6 +145,12 @@ def build_parser(description):
         help="v2.0: hold out this part of the training questions to set the null threshold",
     )
     evaluation.add_argument(
+        "--score-train",
+        type=whole,
+        default=0,
+        help="score so many training questions after each epoch too: far above dev's F1, it is overfitting; 0: none",
+    )
+    evaluation.add_argument(
         "--eval-tokens", type=positive, help="tokens in one pass; default: 4096 (CPU), 65536 (CUDA)"
     )
     evaluation.add_argument("--evaluate-only", metavar="MODEL", help="no training: evaluate this model folder")
@@ -194,6 +200,7 @@ def resolve(parser, argv=None):
         "split_by": args.split_by,
         "max_train": args.max_train_examples,
         "max_dev": args.max_dev_examples,
+        "seen": args.score_train,
         "first_answer": args.first_answer_only,
     }
     args.model_path, args.model_name = find_model(args.evaluate_only or args.model)
@@ -237,7 +244,7 @@ def show(args):
 def check_combinations(args):
     """UserError for options that exclude or need each other."""
     if args.evaluate_only:
-        for name in ("train_file", "dev_fraction", "tune_fraction", "max_train_examples", "model"):
+        for name in ("train_file", "dev_fraction", "tune_fraction", "max_train_examples", "score_train", "model"):
             if getattr(args, name):
                 raise UserError(f"--{name.replace('_', '-')} has no meaning with --evaluate-only; use --dev-file alone")
     elif args.train_file and not (args.dev_file or args.dev_fraction):

@@ -41,7 +41,7 @@ HARMLESS = {
     "deterministic", "dev_file", "device", "dry_run", "eval_tokens", "hang_minutes", "log_every",
     "max_tokens_per_device", "model", "model_name", "model_path", "n_best", "profile", "questions", "reduce",
     "resume", "run_name", "runs_dir", "save_epochs", "save_in_background", "save_minutes", "save_steps",
-    "score_untrained", "settings", "shard", "train_file", "zero1",
+    "score_train", "score_untrained", "settings", "shard", "train_file", "zero1",
 }  # fmt: skip
 
 
@@ -278,7 +278,7 @@ def experiment(args, sets):
     """What a run that goes on must have in common with the one that it continues: arguments, data and first weights."""
     weights = weights_file(args.model_path)
     arguments = {name: value for name, value in vars(args).items() if name not in HARMLESS}
-    data = {name: [questions.sha256, questions.cuts] for name, questions in sets.items()}
+    data = {name: [questions.sha256, questions.cuts] for name, questions in sets.items() if name != "seen"}
     data["model"] = file_sha256(weights) if weights else args.model_name
     return json.loads(json.dumps({"arguments": arguments, "data": data}))
 

@@ -497,7 +497,7 @@ class Monitor:
             epoch["model_flops_per_second"] = flops
             epoch["share_of_peak"] = flops / (peak * self.world_size) if peak else None
         if self.writer:
-            for tag in ("train_loss", "dev_loss", "f1", "exact"):
+            for tag in ("train_loss", "dev_loss", "f1", "exact", "train_f1", "train_exact"):
                 if epoch.get(tag) is not None:
                     self.writer.add_scalar(f"epoch/{tag}", epoch[tag], epoch["epoch"])
             self.writer.flush()
@@ -505,6 +505,7 @@ class Monitor:
         self.log(
             f"epoch {epoch['epoch']}: train loss {epoch['train_loss']:.4f} in {epoch['train_seconds']:.1f} s"
             + (f" ({rate:,.0f} windows/s)" if rate else "")
+            + (f", EM {epoch['train_exact']:.2f}, F1 {epoch['train_f1']:.2f}" if "train_f1" in epoch else "")
             + f"; dev {result}, {seconds['evaluation']:.1f} s"
             + ("  <- best" if best else "")
         )

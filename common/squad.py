@@ -325,12 +325,14 @@ def question_sets(
     max_train=None,
     max_dev=None,
     first_answer=False,
+    seen=0,
 ):
-    """The sets a run uses, as {"train": QuestionSet, "dev": …} and "tune" where tune_fraction is not 0.
+    """The sets a run uses, as {"train": QuestionSet, "dev": …}; "tune" and "seen" where these are not 0.
 
     max_train: the first questions of the training file, taken before anything is split off.
     dev_fraction: this part of the training file becomes the dev set, and dev_file is not used.
     tune_fraction: this part of the training questions is held out to set the no-answer threshold.
+    seen: the first so many of the training questions, which are scored as well.
     Without a train_file there is only "dev".
     """
     cut_dev = (("first answer",),) if first_answer else ()
@@ -350,6 +352,8 @@ def question_sets(
     if tune_fraction:
         sets["tune"] = QuestionSet(train_file, (*train, ("split", tune_fraction, split_by, 1)))
         train = (*train, ("split", tune_fraction, split_by, 0))
+    if seen:
+        sets["seen"] = QuestionSet(train_file, (*train, ("first", seen)))
     return {"train": QuestionSet(train_file, train), "dev": QuestionSet(find_file(dev_path), dev), **sets}
 
 

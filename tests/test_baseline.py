@@ -225,6 +225,19 @@ def test_the_course_reports_experiment(train):
         assert [step for step, _ in curve(folder, tag)] == [1, 2]
 
 
+def test_training_questions_are_scored_on_wish(train, capsys):
+    """Beside dev's curve theirs shows overfitting; the training itself stays what it is."""
+    options = ["--epochs", "2", "--learning-rate", "1e-3"]
+    folder, plain = train("seen", *options, "--score-train", "16"), train("plain", *options)
+    run = record(folder)
+    assert run["data"]["seen"]["questions"] == 16 and run["data"]["seen"]["cuts"] == [["first", 48], ["first", 16]]
+    out = capsys.readouterr().out
+    for epoch, other in zip(run["epochs"], record(plain)["epochs"], strict=True):
+        assert f", EM {epoch['train_exact']:.2f}, F1 {epoch['train_f1']:.2f}; dev EM" in out
+        assert epoch["train_loss"] == other["train_loss"] and epoch["f1"] == other["f1"] and "train_f1" not in other
+    assert [step for step, _ in curve(folder, "epoch/train_f1")] == [1, 2]
+
+
 def test_profile_leaves_a_trace(train, capsys):
     folder = train("profiled", "--epochs", "1", "--profile", "--batch-size", "2")
     trace = json.loads((folder / "trace.json").read_text())

@@ -38,6 +38,7 @@ def record(strategy, ranks, seed=0, batch=384, precision="bf16", training=(), f1
             "f1": score,
             "exact": score - 8,
             "best": score == max(f1[:i]),
+            **({"train_f1": more["train_f1"][i - 1]} if "train_f1" in more else {}),
             "hardware": {
                 str(rank): {
                     "utilisation": 80 + rank,
@@ -532,6 +533,18 @@ def test_the_curves_figure_draws_it(twenty):
     assert lines["overfitting from here"][:, 0].tolist() == [2, 2]  # the lowest dev loss, then 1.75
     assert figures.overfitting_epoch(rows["ddp × 4, tf32"]) is None  # still falling at its last epoch
     assert figures.curves(rows[BASE])["f1"].loc[2].tolist() == [88.0, 87.6, 88.4]
+
+
+def test_the_curves_figure_draws_the_score_of_training_questions(tmp_path):
+    made = record("baseline", 1, training=[3.0, 2.0], f1=[80.0, 79.0], train_f1=[85.0, 97.0])
+    made["arguments"]["score_train"], made["data"]["seen"] = 500, {"sha256": "t", "cuts": [["first", 500]]}
+    alike = record("baseline", 1, seed=1, training=[3.0, 2.0], f1=[80.0, 79.0])  # of the same setting
+    for name, one in (("scored", made), ("not", alike)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(one))
+    (experiment,) = records.group([records.read_run(path) for path in records.find_records([tmp_path])])
+    figures.load_matplotlib()
+    lines = {line.get_label(): line.get_xydata() for line in figures.curves_figure(experiment).axes[1].lines}
+    assert lines["training F1"].tolist() == [[1, 85], [2, 97]] and lines["dev F1"].tolist() == [[1, 80], [2, 79]]
 
 
 class Checker(html.parser.HTMLParser):

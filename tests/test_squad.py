@@ -578,6 +578,11 @@ def test_question_sets(frame):
     assert not set(sets["train"].data.frame["title"]) & set(sets["tune"].data.frame["title"])
 
 
+def test_what_is_seen_is_of_the_training_questions():
+    sets = squad.question_sets(SAMPLE / "train.json", None, dev_fraction=0.2, tune_fraction=0.2, seen=30)
+    assert ids(sets["seen"]) == ids(sets["train"])[:30]
+
+
 def test_three_parts_are_disjoint(frame):
     sets = squad.question_sets(SAMPLE / "train.json", None, dev_fraction=0.2, tune_fraction=0.2)
     parts = {name: set(one.data.frame["title"]) for name, one in sets.items()}

@@ -171,7 +171,7 @@ def curves(row):
     epochs = pd.DataFrame(
         [{"epoch": i, **epoch} for run in row.finished for i, epoch in enumerate(run.epochs, 1)],
     )
-    names = ["train_loss", "dev_loss", "f1", "exact"]
+    names = ["train_loss", "dev_loss", "train_f1", "f1", "exact"]
     return {name: epochs.astype({name: float}).groupby("epoch")[name].agg(["median", "min", "max"]) for name in names}
 
 
@@ -196,6 +196,7 @@ def curves_figure(experiment, across=4):
     lines = {
         "train_loss": (0, "training loss", COLOURS[0]),
         "dev_loss": (0, "dev loss", COLOURS[1]),
+        "train_f1": (1, "training F1", COLOURS[4]),
         "f1": (1, "dev F1", COLOURS[2]),
         "exact": (1, "dev exact match", COLOURS[3]),
     }

@@ -19,7 +19,7 @@ REQUIRED = object()
 # Arguments that repeats of one setting may differ in, and those that are compared in another form: files by what is in
 # them, zero1 and shard as the strategy, others as the facet of their name.
 FREE = {"seed", "run_name", "runs_dir", "cache_dir", "log_every", "device"}
-FREE |= {"train_file", "dev_file", "data_name", "model", "model_path", "model_name", "score_untrained"}
+FREE |= {"train_file", "dev_file", "data_name", "model", "model_path", "model_name", "score_untrained", "score_train"}
 FREE |= {"zero1", "shard", "precision", "batch_size", "epochs", "max_length", "overlap"}
 FREE |= {"resume", "save_steps", "save_epochs", "save_minutes", "save_in_background", "hang_minutes"}
 KERNELS = ("attention", "compile", "cuda_graphs", "deterministic")
@@ -247,6 +247,7 @@ def model_facet(get):
 def data_facet(get, arguments):
     """(identity, shown) of the questions trained and evaluated on, and of the windows made of them."""
     sets = {name: part for name, part in get("data", "an object").items() if isinstance(part, dict)}
+    sets.pop("seen", None)  # part of what was trained on
     parts = {name: [part.get(key) for key in ("sha256", "cuts", "questions", "windows")] for name, part in sets.items()}
     cut = [arguments.get("max_length"), arguments.get("overlap")]
     questions = get("data.train.questions", "a whole number")
@@ -259,7 +260,7 @@ def build_epoch(record, path):
     figures = ("train_loss", "train_seconds", "f1", "exact")
     more = ("dev_loss", "evaluation_seconds", "checkpoint_seconds", "windows_per_second", "share_of_peak")
     epoch = {name: get(name, "a number") for name in figures}
-    epoch |= {name: get(name, "a number", None) for name in (*more, "HasAns_f1", "NoAns_f1")}
+    epoch |= {name: get(name, "a number", None) for name in (*more, "train_f1", "HasAns_f1", "NoAns_f1")}
     epoch["best"] = get("best", "true or false", False)
     cards = list(get("hardware", "an object", {}).values())
     for name in ("utilisation", "power_watts", "energy_joules", "energy_counter_joules"):
