@@ -1,5 +1,6 @@
 """A training step as CUDA graphs: launched at once instead of kernel by kernel, since the host cannot keep up."""
 
+import contextlib
 import gc
 
 import torch
@@ -43,9 +44,13 @@ class StepGraphs:
         graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
         try:
             results = torch.stack(self.function(on_device, windows))
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # that the capture is broken is not what is to be told
+                graph.capture_end()
+            raise
         finally:
-            graph.capture_end()
             gc.enable()
+        graph.capture_end()
         self.graphs[key] = graph, on_device, results
         return self.replay(key, micro_batches)
 

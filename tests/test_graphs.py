@@ -1,6 +1,7 @@
 """Steps as CUDA graphs give what steps without them give."""
 
 import functools
+import gc
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tiny import load_small, sample_features
 from baseline import train_step
 from common import runtime
 from common.batches import pack_steps, plan_epoch, prefetch
+from common.errors import UserError
 from common.graphs import WARMUP, StepGraphs
 from common.model import compute_in, parameter_groups
 
@@ -54,6 +56,31 @@ def test_without_graphs_the_step_is_called():
     for shares in pack_steps(features, [np.array([3, 1])] * 2, 0, 1, 1):
         assert run_step(shares, 2) == (torch.zeros(()), torch.ones(()))
     assert calls == [([[3, 1]], 2)] * 2 and not run_step.graphs
+
+
+def test_a_step_that_fails_in_its_capture_says_why(monkeypatch):
+    """Out of memory, not the broken capture that it leaves."""
+
+    class Graph:
+        def capture_begin(self, **_):
+            pass
+
+        def capture_end(self):
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def function(micro_batches, windows):
+        if run_step.calls > WARMUP:
+            raise torch.OutOfMemoryError
+        return torch.zeros(()), torch.ones(())
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    features, _ = sample_features(20)
+    run_step = StepGraphs(function, torch.device("cpu"), enabled=True)
+    with pytest.raises(UserError, match="out of memory on a micro-step of"):
+        for shares in pack_steps(features, [np.array([3, 1])] * (WARMUP + 1), 0, 1, 1, fixed_shapes=True):
+            run_step(shares, 2)
+    assert gc.isenabled()
 
 
 def test_a_batch_takes_over_another():
