@@ -1,7 +1,7 @@
 """The encoder layer by hand gives what transformers' gives, gradients too.
 
-Here its kernels are plain torch, so that what is tested is the layer; the kernels themselves are tested on a GPU, in
-tests/test_model.py and tests/test_graphs.py.
+Here its kernels are plain torch, so that what is tested is the layer; the kernels themselves are held against these in
+tests/interpreted_kernels.py, and tested on a GPU in tests/test_model.py and tests/test_graphs.py.
 """
 
 import importlib.util
