@@ -176,19 +176,7 @@ def main():
         folder.go_on(saved)
         folder.update(describe(args, f"fsdp-{args.shard}", model, sets, features, world_size, places, seconds))
         monitor = runtime.Monitor(
-            args,
-            features["train"],
-            total_steps,
-            device,
-            folder,
-            places,
-            rank,
-            all_sum,
-            gather,
-            tolerant=scaler.is_enabled(),
-            log=log,
-            saved=saved,
-            request=request,
+            args, features["train"], total_steps, device, folder, places, rank, all_sum, gather, saved, request
         )
         selection = Selection(args.select, args.patience, **saved.get("selection", {}))
         log("answering nothing: EM {:.2f}, F1 {:.2f}".format(*empty_score(sets["dev"].data)))
@@ -200,17 +188,7 @@ def main():
             plan = plan[step - (epoch - 1) * len(plan) :]  # a resumed run has done a part of it
             monitor.begin_epoch(epoch, plan)
             step = train_one_epoch(
-                run_step,
-                scheduler,
-                plan,
-                step,
-                features["train"],
-                args,
-                device,
-                rank,
-                world_size,
-                monitor,
-                save,
+                run_step, scheduler, plan, step, features["train"], args, device, rank, world_size, monitor, save
             )
             if args.save_epochs and epoch % args.save_epochs == 0:
                 save(step)

@@ -309,20 +309,18 @@ class Monitor:
     WARMUP = 10  # steps of the run that throughput leaves out
     LOOK = 2.0  # seconds between looks for a request to stop, where steps are so slow that log lines are rarer
 
-    def __init__(
-        self, args, features, total_steps, device, folder, places, rank, all_sum, gather, tolerant, log, saved, request
-    ):
+    def __init__(self, args, features, total_steps, device, folder, places, rank, all_sum, gather, saved, request):
         """places: `place` of each rank. all_sum: the sum of a tensor over the ranks. gather: all ranks' values.
 
         All ranks take part in both, whenever a method here calls them.
 
         saved: the state of the checkpoint that the run goes on from, or {}.
         request: the interrupts.StopRequest of this run.
-        tolerant: fp16's gradient scaler skips steps that overflow by itself, so that their norm is no error.
         """
         self.args, self.lengths, self.total_steps, self.device = args, features.lengths, total_steps, device
         self.folder, self.rank, self.world_size = folder, rank, len(places)
-        self.all_sum, self.gather, self.tolerant, self.log = all_sum, gather, tolerant, log
+        self.all_sum, self.gather, self.log = all_sum, gather, printer(rank)
+        self.tolerant = args.precision == "fp16"  # the gradient scaler skips steps that overflow: no error
         self.steps_seen, self.warmup_seconds = 0, None
         self.saved, self.request = saved, request
         self.stop_wanted = self.save_wanted = False  # as all ranks have agreed
@@ -331,7 +329,7 @@ class Monitor:
         self.start_clocks(saved.get("epoch", 1))
         self.sampler = hardware.Sampler(places if places[rank]["local_rank"] == 0 else [])
         skip = 4 * self.WARMUP if args.cuda_graphs else self.WARMUP  # graphs are made within the first steps
-        self.profiler = Profiler(args.profile and rank == 0, device, folder.path, skip, log=log)
+        self.profiler = Profiler(args.profile and rank == 0, device, folder.path, skip, log=self.log)
         self.writer = None
         if rank == 0:
             self.writer = curves(folder.path / "tensorboard", saved)
