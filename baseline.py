@@ -13,7 +13,7 @@ import torch
 
 from common import checkpoint, errors, interrupts, runtime
 from common.args import banner, build_parser, resolve
-from common.batches import pack_steps, plan_epoch, prefetch
+from common.batches import largest_batch, pack_steps, plan_epoch, prefetch
 from common.evaluation import (
     Selection,
     empty_score,
@@ -120,12 +120,14 @@ def main():
     adamw = {"lr": torch.tensor(args.learning_rate, device=device), "fused": True, "capturable": True}
     optimizer = torch.optim.AdamW(groups, **adamw)
     # Two passes without a gradient: they compile the layers, and DDP makes its buckets anew after the first backward
-    # pass, which changes the order of sums: a run that goes on from a checkpoint must not differ there.
+    # pass, which changes the order of sums: a run that goes on from a checkpoint must not differ there. They are the
+    # largest step's, in whose memory the others find room.
     model.train()
-    first, split = [trainable[: args.batch_size]], (args.accumulation, args.max_tokens_per_device)
-    shares = next(pack_steps(features["train"], first, rank, world_size, *split, fixed_shapes=args.cuda_graphs))
+    largest = largest_batch(features["train"], plan_epoch(trainable, args.batch_size, args.seed, epoch=1))
+    split = args.accumulation, args.max_tokens_per_device
+    shares = next(pack_steps(features["train"], [largest], rank, world_size, *split, fixed_shapes=args.cuda_graphs))
     with runtime.memory_for(shares):
-        for batch in [shares[0].to(device)] * 2:
+        for batch in 2 * [share.to(device) for share in shares]:
             (0 * span_loss(*model(batch), batch)).backward()
             optimizer.zero_grad()
     # All ranks take part; {} in a new run.
@@ -135,7 +137,7 @@ def main():
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     scaler.load_state_dict(saved.get("scaler", {}) or scaler.state_dict())
     step_function = functools.partial(train_step, model, optimizer, scaler, args.max_grad_norm, device, world_size)
-    run_step = StepGraphs(step_function, device, args.cuda_graphs)
+    run_step = StepGraphs(step_function, device, args.cuda_graphs, (shares, len(largest)))
     threshold = saved.get("threshold", first_threshold(features))  # None: trained on v1.1, never abstains
     seconds["load"] = time.perf_counter() - clock
 

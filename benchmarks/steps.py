@@ -24,7 +24,7 @@ import baseline
 from benchmarks.workload import add_workload, build_network, load_windows
 from common import errors, runtime
 from common.args import positive, whole
-from common.batches import pack_steps, plan_epoch, prefetch
+from common.batches import largest_batch, pack_steps, plan_epoch, prefetch
 from common.errors import UserError
 from common.features import trainable_windows
 from common.graphs import WARMUP, StepGraphs
@@ -109,13 +109,13 @@ class Setting:
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(10000, 0.1))
         scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
         step = functools.partial(train_step, trained, optimizer, scaler, 1.0, device, world_size)
-        self.run_step, self.scheduler = StepGraphs(step, device, args.cuda_graphs), scheduler
+        self.scheduler, self.done = scheduler, 0
         self.plan = whole_batches(features, batch_size)
-        steps = pack_steps(
-            features, whole_batches(features, batch_size), rank, world_size, 1, None, fixed_shapes=args.cuda_graphs
-        )
+        largest = largest_batch(features, plan_epoch(trainable_windows(features), batch_size, 0, 0))
+        plan = itertools.chain([largest], whole_batches(features, batch_size))
+        steps = pack_steps(features, plan, rank, world_size, 1, None, fixed_shapes=args.cuda_graphs)
+        self.run_step = StepGraphs(step, device, args.cuda_graphs, (next(steps), batch_size))
         self.micro_batches = prefetch(steps, device)
-        self.done = 0
 
     def step(self):
         """One optimizer step as the scripts' loops do it; returns its tokens."""

@@ -165,6 +165,12 @@ def pack(features, windows, size=None):
     )
 
 
+def largest_batch(features, plan):
+    """The global batch of `plan` with the most tokens."""
+    lengths = features.lengths
+    return max(plan, key=lambda windows: lengths[windows].sum())
+
+
 def pack_steps(features, plan, rank, world_size, accumulation, max_tokens=None, fixed_shapes=False):
     """For each global batch of `plan`, this rank's micro-batches as a list of PackedBatch.
 

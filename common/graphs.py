@@ -11,6 +11,11 @@ WARMUP = 11  # steps before the first capture: DistributedDataParallel needs as 
 MOST = 64  # graphs; each holds a few MB of the card, and steps of shapes beyond these run kernel by kernel
 
 
+def shape(micro_batches, windows):
+    """What a graph is of: the windows of the global batch, tokens and windows of each micro-batch."""
+    return (windows, *((len(batch.input_ids), len(batch.window)) for batch in micro_batches))
+
+
 class StepGraphs:
     """Calls `function(micro_batches, windows)` and, once a shape has been seen before, replays it as a CUDA graph.
 
@@ -19,8 +24,11 @@ class StepGraphs:
     see the same shapes, so that they capture at the same steps.
     """
 
-    def __init__(self, function, device, enabled):
-        self.function, self.device, self.enabled = function, device, enabled
+    def __init__(self, function, device, enabled, largest):
+        """largest: the arguments of the largest call. Its graph is made first: all take their memory from one pool, in
+        which the smaller ones then find room, where each larger one would take new blocks.
+        """
+        self.function, self.device, self.enabled, self.largest = function, device, enabled, largest
         self.calls, self.seen, self.graphs = 0, set(), {}
         self.pool = torch.cuda.graph_pool_handle() if enabled else None  # the graphs run in turn: one memory for all
 
@@ -29,14 +37,22 @@ class StepGraphs:
             return self.step(micro_batches, windows)
 
     def step(self, micro_batches, windows):
-        key = (windows, *((len(batch.input_ids), len(batch.window)) for batch in micro_batches))
+        key = shape(micro_batches, windows)
         self.calls += 1
-        if key in self.graphs:
-            return self.replay(key, micro_batches)
+        if key not in self.graphs:
+            if not self.enabled or self.calls <= WARMUP or key not in self.seen or len(self.graphs) >= MOST:
+                self.seen.add(key)
+                return self.function([batch.to(self.device) for batch in micro_batches], windows)
+            if not self.graphs:
+                torch.cuda.empty_cache()  # what is kept for steps without a graph is out of a capture's reach
+                self.capture(*self.largest)
+            if key not in self.graphs:
+                self.capture(micro_batches, windows)
+        return self.replay(key, micro_batches)
+
+    def capture(self, micro_batches, windows):
+        """Make the graph of a step of this shape; nothing is computed."""
         on_device = [batch.to(self.device) for batch in micro_batches]
-        if not self.enabled or self.calls <= WARMUP or key not in self.seen or len(self.graphs) >= MOST:
-            self.seen.add(key)
-            return self.function(on_device, windows)
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph, which empties the allocator's cache first: that costs the next step more than the rest.
         # thread_local: the threads that prepare batches and watch NCCL go on with calls that a graph may not hold.
@@ -51,8 +67,7 @@ class StepGraphs:
         finally:
             gc.enable()
         graph.capture_end()
-        self.graphs[key] = graph, on_device, results
-        return self.replay(key, micro_batches)
+        self.graphs[shape(micro_batches, windows)] = graph, on_device, results
 
     def replay(self, key, micro_batches):
         """Run a captured step on these micro-batches."""

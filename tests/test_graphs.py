@@ -10,7 +10,7 @@ from tiny import load_small, sample_features
 
 from baseline import train_step
 from common import runtime
-from common.batches import pack_steps, plan_epoch, prefetch
+from common.batches import largest_batch, pack_steps, plan_epoch, prefetch
 from common.errors import UserError
 from common.graphs import WARMUP, StepGraphs
 from common.model import compute_in, parameter_groups
@@ -32,8 +32,10 @@ def steps(device, graphs, precision="bf16", accumulation=1, dropout=0.0, count=4
         parameter_groups(model, 0.01), lr=torch.tensor(1e-3, device=device), fused=True, capturable=True
     )
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-    run_step = StepGraphs(functools.partial(train_step, model, optimizer, scaler, 1.0, device, 1), device, graphs)
     plan = [windows for epoch in range(4) for windows in plan_epoch(np.arange(160), 16, 0, epoch)][:count]
+    largest = next(pack_steps(features, [largest_batch(features, plan)], 0, 1, accumulation, fixed_shapes=True)), 16
+    step_function = functools.partial(train_step, model, optimizer, scaler, 1.0, device, 1)
+    run_step = StepGraphs(step_function, device, graphs, largest)
     losses, norms = [], []
     batches = prefetch(pack_steps(features, plan, 0, 1, accumulation, fixed_shapes=True), device)
     for step, (windows, micro_batches) in enumerate(zip(plan, batches, strict=True)):
@@ -52,33 +54,67 @@ def test_without_graphs_the_step_is_called():
         return torch.zeros(()), torch.ones(())
 
     features, _ = sample_features(20)
-    run_step = StepGraphs(function, torch.device("cpu"), enabled=False)
+    run_step = StepGraphs(function, torch.device("cpu"), enabled=False, largest=None)
     for shares in pack_steps(features, [np.array([3, 1])] * 2, 0, 1, 1):
         assert run_step(shares, 2) == (torch.zeros(()), torch.ones(()))
     assert calls == [([[3, 1]], 2)] * 2 and not run_step.graphs
 
 
-def test_a_step_that_fails_in_its_capture_says_why(monkeypatch):
+class Graph:
+    """A CUDA graph that computes nothing."""
+
+    def capture_begin(self, **_):
+        pass
+
+    def capture_end(self):
+        pass
+
+    def replay(self):
+        pass
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
+
+def test_the_largest_step_becomes_a_graph_first(graphs):
+    """So that the others find room in its memory."""
+    captured = []
+
+    def function(micro_batches, windows):
+        captured.append((run_step.calls, sorted(micro_batches[0].window.tolist())[-windows:]))
+        return torch.zeros(()), torch.ones(())
+
+    features, _ = sample_features(60)
+    plan = [np.array([3, 1]), *[np.array([7, 5, 2])] * WARMUP, np.array([3, 1]), np.array([7, 5, 2])]
+    batches = list(pack_steps(features, [np.arange(40), *plan], 0, 1, 1, fixed_shapes=True))
+    run_step = StepGraphs(function, torch.device("cpu"), enabled=True, largest=(batches[0], 40))
+    for shares, windows in zip(batches[1:], plan, strict=True):
+        run_step(shares, len(windows))
+    assert [windows for call, windows in captured if call == WARMUP + 1] == [list(range(40)), [2, 5, 7]]
+    assert [windows for call, windows in captured if call == WARMUP + 2] == [[1, 3]]
+    assert len(run_step.graphs) == 3 and captured[-1][0] == WARMUP + 2  # then it is replayed
+
+
+def test_a_step_that_fails_in_its_capture_says_why(graphs, monkeypatch):
     """Out of memory, not the broken capture that it leaves."""
 
-    class Graph:
-        def capture_begin(self, **_):
-            pass
-
-        def capture_end(self):
-            raise RuntimeError("operation failed due to a previous error during capture")
+    def broken(self):
+        raise RuntimeError("operation failed due to a previous error during capture")
 
     def function(micro_batches, windows):
         if run_step.calls > WARMUP:
             raise torch.OutOfMemoryError
         return torch.zeros(()), torch.ones(())
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(Graph, "capture_end", broken)
     features, _ = sample_features(20)
-    run_step = StepGraphs(function, torch.device("cpu"), enabled=True)
+    batches = list(pack_steps(features, [np.array([3, 1])] * (WARMUP + 1), 0, 1, 1, fixed_shapes=True))
+    run_step = StepGraphs(function, torch.device("cpu"), enabled=True, largest=(batches[0], 2))
     with pytest.raises(UserError, match="out of memory on a micro-step of"):
-        for shares in pack_steps(features, [np.array([3, 1])] * (WARMUP + 1), 0, 1, 1, fixed_shapes=True):
+        for shares in batches:
             run_step(shares, 2)
     assert gc.isenabled()
 

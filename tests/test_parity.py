@@ -225,8 +225,8 @@ def test_gradients_travel_once_a_step(setting, tmp_path, script, right, wrong, s
         options = [str(path), *shared, "--accumulation", "3", "--run-name", name, "--max-train-examples", "16"]
         output = launch(tmp_path / "counter.py", 2, options)
         counts.append({int(line.split()[1]) for line in output.splitlines() if line.startswith("synchronised")})
-    # 2 passes without a gradient, then 2 steps; fsdp: one sync a layer and one at the root.
-    assert counts == [{(2 + 2) * syncs}, {(2 + 2 * 3) * syncs}]
+    # 2 passes of 3 micro-batches without a gradient, then 2 steps; fsdp: one sync a layer and one at the root.
+    assert counts == [{(2 * 3 + 2) * syncs}, {(2 * 3 + 2 * 3) * syncs}]
 
 
 def test_fewer_windows_than_ranks(setting):
