@@ -116,6 +116,7 @@ def main():
         log=log,
     ).to(device)
     compute_in(model, runtime.HALF.get(args.precision))
+    args.cuda_graphs &= model.attention != "padded"  # a network of others' code may wait for the device
     if args.compile:
         compile_layers(model)
     if args.checkpoint_activations:

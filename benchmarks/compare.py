@@ -357,6 +357,8 @@ def main():
         if records:
             raise UserError(f"{out}: holds records already; name another --out, or --rounds 0 to show them")
         records = compare(args, out)
+    elif not records:
+        raise UserError(f"{out}: holds no records to show")
     found = rows(records)
     if found:
         print(table(found))

@@ -102,6 +102,8 @@ def table(rows):
 
 def main():
     args, options = build_parser().parse_known_args()  # the rest goes to benchmarks.steps
+    if 1 not in args.gpus:
+        raise errors.UserError("--gpus: add 1, which the others are compared with")
     results, wanted = [], plan(args.gpus, args.strategy, args.weak, args.strong)
     for ranks in args.gpus:
         sizes = sorted({size for r, _, size in wanted if r == ranks})

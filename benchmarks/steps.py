@@ -158,6 +158,10 @@ def main():
         from common import distributed
 
         rank, local_rank, world_size = distributed.read_ranks()
+        if world_size > 1 and "baseline" in args.strategy:
+            raise UserError("--strategy baseline is a single process: start it without torchrun")
+    elif set(args.strategy) != {"baseline"}:
+        raise UserError("--strategy ddp and fsdp-… need torchrun: `torchrun --standalone … -m benchmarks.steps …`")
     device = runtime.choose_device(args.device, local_rank)
     runtime.quiet_warnings()
     runtime.resolve_hardware(args, device)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from common import answers, metrics
-from common.batches import evaluation_chunks, pack_share, prefetch
+from common.batches import evaluation_chunks, pack, prefetch
 from common.errors import UserError
 from common.model import pad_logits, window_losses
 from common.record import RunFolder, default_name, describe, read_record, write_json
@@ -44,7 +44,7 @@ def predict(
     chunks = evaluation_chunks(lengths, max(chunk_tokens, features.max_length))
     passes = -(-len(chunks) // world_size)
     mine = [chunks[i] if i < len(chunks) else [] for i in range(rank, passes * world_size, world_size)]
-    batches = ([pack_share(features, [windows], 0, fixed_shapes=False)] for windows in mine)
+    batches = ([pack(features, windows)] for windows in mine)
     context_at = torch.from_numpy(np.array(features.context_at)).to(device)
     context_end = context_at + torch.from_numpy(np.array(features.context_tokens)).to(device)
     results = []

@@ -40,7 +40,7 @@ class FusedLayer(torch.autograd.Function):
         from common import kernels
 
         wq, bq, wk, bk, wv, bv, wo, bo, norm1, shift1, wi, bi, wd, bd, norm2, shift2 = weights
-        if halves is None:  # the weights are half already, as FSDP's are, which it may free until the backward pass
+        if halves is None:  # the weights have the type of x: fp32, or half as FSDP's, which it may free until backward
             wqkv, bqkv, kept = torch.cat([wq, wk, wv]), torch.cat([bq, bk, bv]), (wq, wk, wv)
         else:
             wqkv, bqkv, wo, wi, wd = halves

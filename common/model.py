@@ -102,9 +102,10 @@ def has_kernels(device):
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
 
 
-def flash_takes(dtype):
-    """Whether variable-length attention takes this type (None: fp32), if this torch has it."""
-    return dtype is not None and importlib.util.find_spec("torch.nn.attention.varlen") is not None
+def flash_takes(dtype, width=64):
+    """Whether variable-length attention takes this type (None: fp32) and heads of so many channels, if torch has it."""
+    taken = dtype is not None and width % 8 == 0 and width <= 256
+    return taken and importlib.util.find_spec("torch.nn.attention.varlen") is not None
 
 
 def padding_places(cu_seqlens, total, longest):
@@ -191,9 +192,10 @@ def compute_in(model, dtype):
     what it gives. Unlike under autocast, what travels between the layers is half as wide too. FSDP's
     MixedPrecisionPolicy does the same.
     """
-    if model.attention == "flash" and not flash_takes(dtype):  # "fused" was asked for, and the layers are not BERT's
+    config = model.network.config
+    if model.attention == "flash" and not flash_takes(dtype, config.hidden_size // config.num_attention_heads):
         model.attention = "sdpa"
-    if dtype is not None and model.network.config.model_type == "deberta":  # its mask overflows in half precision
+    if dtype is not None and config.model_type == "deberta":  # its mask overflows in half precision
         raise UserError("deberta cannot compute in half precision: pass --precision fp32, or tf32 on a GPU")
     model.half = dtype
     if dtype is None or model.attention == "padded":  # networks that are not ours to take apart: autocast

@@ -21,16 +21,17 @@ def test_what_a_ring_takes():
 def test_messages_hold_the_gradient_and_its_word_embeddings():
     sizes = messages(*SHAPES["bert-base"])
     assert sizes == sorted(sizes) and sizes[-1] == 435_572_744 and 93_763_584 in sizes
+    assert messages(*SHAPES["bert-base"], [20, 3]) == [4096, 3_000_000, 20_000_000]  # the prediction needs the order
 
 
-@pytest.mark.parametrize("nodes, rows", [(1, 2), (2, 6)])
+@pytest.mark.parametrize("nodes, rows", [(1, 3), (2, 9)])
 def test_it_measures_on_several_ranks(tmp_path, nodes, rows):
     with socket.socket() as probe:  # a port that is free now
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     run = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=2"]
     run += ["--master-addr=127.0.0.1", f"--master-port={port}"]
-    tool = ["-m", "tools.allreduce", "--device", "cpu", "--megabytes", "1", "2", "--types", "fp32", "--repeats", "3"]
+    tool = ["-m", "tools.allreduce", "--device", "cpu", "--megabytes", "2", "1", "--types", "fp32", "--repeats", "3"]
     agents = [
         subprocess.Popen(
             [*run, f"--node-rank={node}", *tool, "--output", str(tmp_path / "record.json")],

@@ -432,3 +432,24 @@ def test_linear_schedule():
     factor = runtime.linear_schedule(100, 0.1)
     assert [factor(step) for step in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
     assert factor(55) == pytest.approx(0.5) and factor(99) == pytest.approx(1 / 90)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_padded_networks_run_without_graphs(train, monkeypatch, packed):
+    """Their code is not ours, and may copy from the host (DeBERTa-v2's does) or ask the device what it holds."""
+    resolve_hardware, seen = runtime.resolve_hardware, []
+
+    def with_graphs(args, device):
+        resolve_hardware(args, device)
+        args.cuda_graphs = True  # as on CUDA
+
+    def graphs(function, device, enabled):
+        seen.append(enabled)
+        raise UserError("seen enough")
+
+    monkeypatch.setattr(runtime, "resolve_hardware", with_graphs)
+    monkeypatch.setattr(baseline, "StepGraphs", graphs)
+    monkeypatch.setattr(model_module, "packs", lambda model: packed)
+    with pytest.raises(UserError, match="seen enough"):
+        train("graphs")
+    assert seen == [packed]

@@ -171,6 +171,8 @@ def test_the_comparison_on_two_ranks(monkeypatch, capsys, tmp_path):
     assert sorted(path.suffix for path in out.iterdir()) == [".json"] * 4 + [".log"]
     assert run_compare(monkeypatch, "--rounds", "0", "--out", out) == 0  # shows the same
     assert capsys.readouterr().out in output
+    with pytest.raises(UserError, match="holds no records to show"):
+        run_compare(monkeypatch, "--rounds", "0", "--out", tmp_path / "elsewhere")
     with pytest.raises(UserError, match="holds records already"):
         run_compare(monkeypatch, "--out", out)
 

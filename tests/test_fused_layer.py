@@ -220,6 +220,14 @@ def test_other_layers_take_sdpa_where_flash_cannot_be(plain_kernels, batch):
     assert all(torch.equal(*pair) for pair in zip(model(batch), load_small("distilbert")(batch), strict=True))
 
 
+@pytest.mark.parametrize("heads, attention", [(4, "flash"), (5, "sdpa")])
+def test_heads_that_flash_cannot_take_are_left_to_sdpa(plain_kernels, heads, attention):
+    """Of 16 and of 12 channels: flash takes multiples of 8 (a TinyBERT has heads of 26)."""
+    model = fused("bert", hidden_size=64 if heads == 4 else 60, num_attention_heads=heads, hidden_act="relu")
+    compute_in(model, torch.bfloat16)
+    assert model.attention == attention
+
+
 def test_without_triton_flash_is_taken(monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else find_spec(name))

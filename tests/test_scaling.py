@@ -7,7 +7,9 @@ import sys
 import pytest
 from tiny import ROOT, SAMPLE
 
-from benchmarks.scaling import plan, rows, table
+from benchmarks import steps
+from benchmarks.scaling import main, plan, rows, table
+from common.errors import UserError
 
 
 def result(ranks, strategy, batch_size, speed, exposed=None):
@@ -41,6 +43,24 @@ def test_weak_and_strong_are_not_mixed():
 
 def test_without_one_gpu_there_is_no_speed_up():
     assert rows(RESULTS[2:], [96], [384]) == []
+
+
+def test_one_gpu_must_be_among_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["scaling", str(tmp_path / "study.json"), "--gpus", "2", "4"])
+    with pytest.raises(UserError, match="--gpus: add 1"):
+        main()
+
+
+@pytest.mark.parametrize(
+    "strategy, ranks, message", [("ddp", None, "need torchrun"), ("baseline", "2", "without torchrun")]
+)
+def test_steps_refuses_a_strategy_that_the_launch_does_not_fit(monkeypatch, strategy, ranks, message):
+    """DDP alone has no process group; two baselines would each train on half a batch and call it whole."""
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": ranks}.items():
+        monkeypatch.setenv(name, value) if ranks else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["steps", "--strategy", strategy])
+    with pytest.raises(UserError, match=message):
+        steps.main()
 
 
 def test_each_setting_is_measured_once():

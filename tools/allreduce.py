@@ -5,7 +5,7 @@
 
 Beside each measurement stands what a ring predicts from its bandwidth: every rank sends and receives 2 (N - 1) / N of
 the message, in 2 (N - 1) steps. 'bus' is that traffic over the time, which compares across numbers of ranks; the
-bandwidth is the largest message's.
+bandwidth is the largest message's, the latency of a step the smallest's.
 """
 
 import os
@@ -23,12 +23,13 @@ from common.record import environment, write_json
 # (parameters, width) of the published models with a span head (no pooler), as transformers has them.
 SHAPES = {"minilm": (22_566_146, 384), "bert-base": (108_893_186, 768), "bert-large": (334_094_338, 1024)}
 VOCABULARY = 30522
+SMALL = 1 << 12  # bytes of a message that takes nothing but latency
 
 
 def build_parser():
     parser = errors.Parser(prog="python -m tools.allreduce", description=__doc__.split("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="bert-base", help="whose gradient")
-    parser.add_argument("--megabytes", type=positive, nargs="+", help="these messages instead, in MB")
+    parser.add_argument("--megabytes", type=positive, nargs="+", help="these messages and a small one instead, in MB")
     parser.add_argument("--types", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--repeats", type=positive, default=20, help="timed all-reduces of each message")
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
@@ -36,9 +37,13 @@ def build_parser():
     return parser
 
 
-def messages(parameters, width):
-    """Sizes to measure, in bytes of fp32: the gradient whole, its word embeddings, a bucket of DDP's, small ones."""
-    return sorted({4 * parameters, 4 * VOCABULARY * width, 25 << 20, 1 << 20, 1 << 12})
+def messages(parameters, width, megabytes=None):
+    """Sizes to measure, in bytes of fp32, the least first, which tells the latency.
+
+    The gradient whole, its word embeddings, a bucket of DDP's, a small one; or those asked for.
+    """
+    asked = [10**6 * size for size in megabytes or ()]
+    return sorted({SMALL, *(asked or (4 * parameters, 4 * VOCABULARY * width, 25 << 20, 1 << 20))})
 
 
 def paths(rank, world_size):
@@ -88,7 +93,7 @@ def main():
     places = distributed.gather(runtime.place(rank, local_rank, device))
     log = runtime.printer(rank)
     log(runtime.topology(places))
-    sizes = [megabytes * 10**6 for megabytes in args.megabytes or ()] or messages(*SHAPES[args.shape])
+    sizes = messages(*SHAPES[args.shape], args.megabytes)
     rows = []
     for path, (group, ranks, member) in paths(rank, world_size).items():
         for name in args.types:

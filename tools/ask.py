@@ -251,7 +251,7 @@ def build_parser():
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
-        help="compile the encoder layers; default: on CUDA over a SQuAD file, as an evaluation does",
+        help="compile layers that are not fused; default: on CUDA over a SQuAD file, as an evaluation does",
     )
     parser.add_argument(
         "--eval-tokens", type=positive, help="tokens in one pass; default: 4096 (CPU), 65536 (CUDA), as in training"

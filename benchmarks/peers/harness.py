@@ -75,7 +75,7 @@ class PaddedWindows(torch.utils.data.Dataset):
 class Bench:
     """One way on one rank, in a process of its own that stands still between its turns.
 
-    turns: an iterator of (steps, timed steps). reply: called after each turn with its figures.
+    turns: an iterator of (untimed, timed) steps. reply: called after each turn with its figures.
     """
 
     def __init__(self, way, shape, attention_dropout, features, tokenizer, device, ranks, turns, reply):
