@@ -4,8 +4,8 @@
 #   bash benchmarks/reproductions.sh OUT GPUS [REPORT…]
 #
 # writes the records to OUT/report-N/, models and predictions to a temporary folder. GPUS is 1, 2 (for report 4 alone) or
-# 4, REPORT any of 1 2 4 (default: all); report 5 is the first run of report 1, report 3 is report 2's. The environment
-# names what to use:
+# 4, REPORT any of 1 2 4 (default: all); report 5 is the first run of report 1, report 3 is report 2's. A run that fails
+# is passed over, and the exit status is 1 then. The environment names what to use:
 #   MODEL    a model folder                                  default: bert-base-uncased if it is here, else MiniLM
 #   SQUAD    the folder of train-v1.1, dev-v1.1, dev-v2.0    default: data/squad
 #   PYTHON   the interpreter                                 default: python
@@ -14,8 +14,16 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${1:?OUT} gpus=${2:?GPUS}
 shift 2
-python=${PYTHON:-python} squad=${SQUAD:-data/squad} work=$(mktemp -d)
-(($# > 0)) || set -- 1 2 4
+if (($# == 0)); then
+    [[ $gpus == 2 ]] || set -- 1 2
+    set -- "$@" 4
+fi
+for report in "$@"; do
+    [[ $report-$gpus == [124]-[14] || $report-$gpus == 4-2 ]] && continue
+    echo "error: nothing to run of report $report on $gpus GPUs: GPUS is 1, 2 or 4, REPORT 1, 2 or 4, on 2 GPUs 4 alone" >&2
+    exit 2
+done
+python=${PYTHON:-python} squad=${SQUAD:-data/squad} work=$(mktemp -d) failed=0
 mkdir -p "$out"
 
 # start REPORT NAME RANKS SCRIPT ARGUMENT...: one run; its record goes to OUT/report-REPORT/NAME.json.
@@ -26,7 +34,10 @@ start() {
     ((ranks == 0)) || command+=(-m torch.distributed.run --standalone --nproc-per-node="$ranks")
     echo "== report $report: $name"
     "${command[@]}" "$@" ${MODEL:+--model "$MODEL"} --cache-dir "$work/cache" --runs-dir "$work/$report" \
-        --run-name "$name" || return
+        --run-name "$name" || {
+        failed=1
+        return
+    }
     mkdir -p "$out/report-$report"
     cp "$work/$report/$name/run.json" "$out/report-$report/$name.json"
 }
@@ -79,4 +90,6 @@ mkdir -p "$out/report-3" "$out/report-5"
 cp "$out"/report-1/baseline-fp32.json "$out/report-5/" 2>/dev/null
 cp "$out"/report-2/*-fp32.json "$out/report-3/" 2>/dev/null
 rmdir "$out"/report-* 2>/dev/null
+((failed)) && echo "error: not all runs ended well, see above; their records are missing" >&2
 echo "records: $out/report-*; copy them to benchmarks/records/reproductions, then python -m tools.reproductions --write"
+exit $failed

@@ -434,7 +434,7 @@ def prepare(questions, tokenizer, max_length, overlap, cache_dir, log=print, bui
         log(f"{features.meta['windows']:,} windows in {time.perf_counter() - started:.1f} s, cached in {folder}")
         features = read_cache(folder) or features
     faults = squad.fault_frame(features.meta["faults"])
-    line = squad.check_faults(questions.path, features.meta["questions"], faults)
+    line = None if questions.part else squad.check_faults(questions.path, features.meta["questions"], faults)
     if line:
         log(f"warning: {line}")
     return features

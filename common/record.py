@@ -140,7 +140,8 @@ def git_state():
         ).stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+        # Files that git does not know, a text to ask about among them, are no change: code that uses them would be one.
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.SubprocessError):
         return None, None
 

@@ -278,10 +278,12 @@ class QuestionSet:
     """The questions that one job uses: a file and the cuts made to it. The text is parsed only when it is asked for.
 
     cuts: applied in order: ("first", n), ("split", fraction, by, side), ("first answer",).
+    part: of another set of the run, whose faults are judged and told there.
     """
 
     path: Path
     cuts: tuple = ()
+    part: bool = False
 
     @cached_property
     def raw(self):
@@ -353,7 +355,7 @@ def question_sets(
         sets["tune"] = QuestionSet(train_file, (*train, ("split", tune_fraction, split_by, 1)))
         train = (*train, ("split", tune_fraction, split_by, 0))
     if seen:
-        sets["seen"] = QuestionSet(train_file, (*train, ("first", seen)))
+        sets["seen"] = QuestionSet(train_file, (*train, ("first", seen)), part=True)
     return {"train": QuestionSet(train_file, train), "dev": QuestionSet(find_file(dev_path), dev), **sets}
 
 

@@ -238,6 +238,19 @@ def test_training_questions_are_scored_on_wish(train, capsys):
     assert [step for step, _ in curve(folder, "epoch/train_f1")] == [1, 2]
 
 
+def test_faults_count_in_the_training_set_and_not_in_its_scored_part(train, tmp_path, capsys):
+    """Faults come in clusters, so the first few questions may be worse than what is tolerated of a whole set."""
+    whole = json.loads((SAMPLE / "train.json").read_text())
+    questions = [one for article in whole["data"] for text in article["paragraphs"] for one in text["qas"]]
+    for question in questions[:4]:
+        question["answers"][0]["text"] = "nowhere in it"
+    (tmp_path / "faulty.json").write_text(json.dumps(whole))
+    options = ["--train-file", str(tmp_path / "faulty.json"), "--dev-file", str(SAMPLE / "dev.json"), "--epochs", "1"]
+    options += ["--max-train-examples", "48", "--max-dev-examples", "24", "--score-train", "8"]
+    assert record(train("faulty", *options))["data"]["seen"]["faults"] == 4
+    assert re.findall(r"\d+ of \d+ questions faulty", capsys.readouterr().out) == ["4 of 48 questions faulty"]
+
+
 def test_profile_leaves_a_trace(train, capsys):
     folder = train("profiled", "--epochs", "1", "--profile", "--batch-size", "2")
     trace = json.loads((folder / "trace.json").read_text())

@@ -28,6 +28,19 @@ from common.interrupts import StopRequest
 from common.record import RunFolder, holder_is_gone, process_begun
 
 
+def test_a_file_beside_the_code_is_no_change_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    assert records.git_state() == (None, None)
+    (tmp_path / "code.py").write_text("1\n")
+    identity = ["-c", "user.name=a", "-c", "user.email=a"]
+    for words in (["init", "-q"], ["add", "code.py"], [*identity, "commit", "-qm", "."]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    (tmp_path / "notes.txt").write_text("The ferry was built in 1932.\n")
+    assert records.git_state()[1] is False
+    (tmp_path / "code.py").write_text("2\n")
+    assert records.git_state()[1] is True
+
+
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory):
     return short_runs.prepare(tmp_path_factory.mktemp("faults"))

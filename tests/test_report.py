@@ -538,13 +538,38 @@ def test_the_curves_figure_draws_it(twenty):
 def test_the_curves_figure_draws_the_score_of_training_questions(tmp_path):
     made = record("baseline", 1, training=[3.0, 2.0], f1=[80.0, 79.0], train_f1=[85.0, 97.0])
     made["arguments"]["score_train"], made["data"]["seen"] = 500, {"sha256": "t", "cuts": [["first", 500]]}
-    alike = record("baseline", 1, seed=1, training=[3.0, 2.0], f1=[80.0, 79.0])  # of the same setting
-    for name, one in (("scored", made), ("not", alike)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(one))
-    (experiment,) = records.group([records.read_run(path) for path in records.find_records([tmp_path])])
+    (experiment,), _ = compared({"scored": made}, tmp_path)
     figures.load_matplotlib()
     lines = {line.get_label(): line.get_xydata() for line in figures.curves_figure(experiment).axes[1].lines}
     assert lines["training F1"].tolist() == [[1, 85], [2, 97]] and lines["dev F1"].tolist() == [[1, 80], [2, 79]]
+
+
+def test_scores_of_training_questions_take_time(tmp_path):
+    """The whole run's seconds and the epochs' energy have them, so runs with and without are no repeats."""
+    plain = {"training": [3.0, 2.0], "f1": [80.0, 79.0], "total": 20.0}
+    made = {"old": record("baseline", 1, **plain), "off": record("baseline", 1, seed=1, **plain)}
+    made |= {"on": record("ddp", 2, **plain), "also": record("ddp", 2, seed=1, **plain)}
+    made["off"]["arguments"]["score_train"] = 0  # the older record knows of no such option
+    made["on"]["arguments"]["score_train"], made["on"]["data"]["seen"] = 500, {"sha256": "t", "cuts": [["first", 500]]}
+    _, rows = compared(made, tmp_path)
+    assert {label: len(row.runs) for label, row in rows.items()} == {
+        "baseline × 1": 2,
+        "ddp × 2, score_train 500": 1,
+        "ddp × 2, score_train 0": 1,
+    }
+    note = "other settings than its baseline: score_train 500 against 0"
+    assert note in rows["ddp × 2, score_train 500"].notes and note not in rows["ddp × 2, score_train 0"].notes
+    assert rows["ddp × 2, score_train 500"].strong.speedup["training"][0] == 1
+
+
+def test_the_legend_of_many_curves_has_even_rows(tmp_path):
+    curve = {"training": [3.0, 2.0, 2.0], "f1": [60.0, 70.0, 68.0]}
+    for train_f1, columns in (({}, 5), ({"train_f1": [65.0, 85.0, 97.0]}, 3)):
+        made = {str(ranks): record("ddp", ranks, **curve, **train_f1) for ranks in (1, 2, 4)}
+        (experiment,), _ = compared(made, tmp_path / str(columns))
+        figures.load_matplotlib()
+        (legend,) = figures.curves_figure(experiment).legends
+        assert legend._ncols == columns and len(legend.texts) == 5 + bool(train_f1)
 
 
 class Checker(html.parser.HTMLParser):

@@ -109,6 +109,17 @@ def test_the_script_gives_valid_commands_and_collects_records(tmp_path, gpus, ru
     assert any(name.startswith("report-3/") and name.endswith("-fp32.json") for name in found) == (gpus != "2")
 
 
+@pytest.mark.parametrize(
+    "gpus, reports, status", [("1", [], 1), ("2", ["1"], 2), ("3", ["4"], 2), ("1", ["5"], 2), ("four", [], 2)]
+)
+def test_the_script_says_what_it_did_not_run(tmp_path, gpus, reports, status):
+    environment = os.environ | {"PYTHON": "false"}  # each run fails
+    command = ["bash", ROOT / "benchmarks" / "reproductions.sh", tmp_path / "out", gpus, *reports]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == status and "error: " in done.stderr
+    assert not list(tmp_path.glob("out/*"))
+
+
 def test_the_command_prints_the_tables():
     done = subprocess.run([sys.executable, "-m", "tools.reproductions"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("| the report |") == 5

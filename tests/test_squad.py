@@ -581,6 +581,7 @@ def test_question_sets(frame):
 def test_what_is_seen_is_of_the_training_questions():
     sets = squad.question_sets(SAMPLE / "train.json", None, dev_fraction=0.2, tune_fraction=0.2, seen=30)
     assert ids(sets["seen"]) == ids(sets["train"])[:30]
+    assert [name for name, questions in sets.items() if questions.part] == ["seen"]
 
 
 def test_three_parts_are_disjoint(frame):

@@ -231,7 +231,8 @@ def curves_figure(experiment, across=4):
     for ax, text in zip(axes[:, 0], ["loss", "per cent"] * bands, strict=True):
         ax.set_ylabel(text)
     handles = {label: line for ax in axes.flat for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5 if across > 2 else 2)
+    ncols = 2 if across <= 2 else 5 if len(handles) <= 5 else 3  # in even rows
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols)
     return figure
 
 

@@ -19,7 +19,7 @@ REQUIRED = object()
 # Arguments that repeats of one setting may differ in, and those that are compared in another form: files by what is in
 # them, zero1 and shard as the strategy, others as the facet of their name.
 FREE = {"seed", "run_name", "runs_dir", "cache_dir", "log_every", "device"}
-FREE |= {"train_file", "dev_file", "data_name", "model", "model_path", "model_name", "score_untrained", "score_train"}
+FREE |= {"train_file", "dev_file", "data_name", "model", "model_path", "model_name", "score_untrained"}
 FREE |= {"zero1", "shard", "precision", "batch_size", "epochs", "max_length", "overlap"}
 FREE |= {"resume", "save_steps", "save_epochs", "save_minutes", "save_in_background", "hang_minutes"}
 KERNELS = ("attention", "compile", "cuda_graphs", "deterministic")
@@ -175,6 +175,7 @@ def build_run(record, path):
     if given.get("zero1"):
         strategy += "-zero1"
     given.setdefault("reduce", "fp32")  # baseline.py has no such option: it reduces nothing
+    given.setdefault("score_train", 0)  # of records from before there was one
     places, hosts = get("ranks", "a list of objects", []), get("hosts", "a list of texts", [])
     processor = get("processor", "text", None)
     on_gpus = get("gpus", "a list of texts", [])

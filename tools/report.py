@@ -46,7 +46,8 @@ TEXT_COLUMNS = ("", "run", "baseline", "of", "remark", "row", "status", "started
 WRAPPED = ("baseline", "remark", "hosts")
 CAPTIONS = {
     "speedup": "Speed-up against the number of {unit}. The dashed line is the ideal; bars give the spread of repeats.",
-    "time": "Where the time went: medians, with the rest (start, data, loading, compiling, saving) as what remains.",
+    "time": "Where the time went: medians, with the rest (start, data, loading, compiling, saving, scores of training "
+    "questions) as what remains.",
     "curves": "Loss and scores by epoch: medians, the band from least to most. The dotted line marks where overfitting "
     "begins: the lowest dev loss, if another epoch followed.",
 }
