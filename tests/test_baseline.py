@@ -456,7 +456,7 @@ def test_padded_networks_run_without_graphs(train, monkeypatch, packed):
         resolve_hardware(args, device)
         args.cuda_graphs = True  # as on CUDA
 
-    def graphs(function, device, enabled):
+    def graphs(function, device, enabled, largest):
         seen.append(enabled)
         raise UserError("seen enough")
 
