@@ -43,7 +43,7 @@ start() {
 }
 
 small=(--train-file "$squad/dev-v2.0.json" --max-train-examples 2000 --first-answer-only --dev-fraction 0.2
-    --split-by question --epochs 10)
+    --split-by question --epochs 10 --score-train 400)
 v1=(--train-file "$squad/train-v1.1.json" --dev-file "$squad/dev-v1.1.json")
 large=("${v1[@]}" --max-train-examples 20000 --max-dev-examples 2000 --epochs 2) # of report 2, cut for time
 medium=("${v1[@]}" --max-train-examples 10000 --max-dev-examples 500 --epochs 4 --learning-rate 3e-5)
@@ -52,10 +52,7 @@ for report in "$@"; do
     for precision in fp32 tf32; do
         [[ $report == 4 ]] && continue
         case $report-$gpus in
-            1-1)
-                start 1 baseline-$precision 0 baseline.py "${small[@]}" --batch-size 16 --precision $precision \
-                    --score-train 400
-                ;;
+            1-1) start 1 baseline-$precision 0 baseline.py "${small[@]}" --batch-size 16 --precision $precision ;;
             1-4)
                 start 1 ddp-$precision 4 distributed_ddp.py "${small[@]}" --batch-size 64 --precision $precision
                 start 1 fsdp-$precision 4 distributed_fsdp.py --shard zero3 "${small[@]}" --batch-size 64 \

@@ -57,16 +57,17 @@ class StepGraphs:
         # Not torch.cuda.graph, which empties the allocator's cache first: that costs the next step more than the rest.
         # thread_local: the threads that prepare batches and watch NCCL go on with calls that a graph may not hold.
         gc.disable()  # nothing that it frees may be freed within a capture
-        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
         try:
-            results = torch.stack(self.function(on_device, windows))
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # that the capture is broken is not what is to be told
-                graph.capture_end()
-            raise
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                results = torch.stack(self.function(on_device, windows))
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # that the capture is broken is not what is to be told
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         finally:
             gc.enable()
-        graph.capture_end()
         self.graphs[shape(micro_batches, windows)] = graph, on_device, results
 
     def replay(self, key, micro_batches):

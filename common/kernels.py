@@ -381,8 +381,9 @@ def normal(x):
 @jit
 def gelu_kernel(X, BIAS, OUT, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """One tile."""
-    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    across = tl.cdiv(width, BLOCK)  # in one dimension of the grid, since the others end at 65,535
+    row = (tl.program_id(0) // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < width)
     x = tl.load(X + row * width + column, mask=inside, other=0.0).to(tl.float32)
     x += tl.load(BIAS + column, mask=column < width, other=0.0)
@@ -412,7 +413,7 @@ def gelu(x, bias):
     """GELU(x + bias) of x [T, C]."""
     rows, width = x.shape
     out = torch.empty_like(x)
-    gelu_kernel[(triton.cdiv(width, 256), triton.cdiv(rows, 8))](x, bias, out, rows, width, 8, 256)
+    gelu_kernel[(triton.cdiv(width, 256) * triton.cdiv(rows, 8),)](x, bias, out, rows, width, 8, 256)
     return out
 
 

@@ -90,6 +90,13 @@ def test_what_cannot_work_is_told_before_anything_starts(call, arguments, said, 
     assert not (tmp_path / "r").exists()
 
 
+def test_gradients_in_bf16_are_for_campaigns_without_a_baseline(call, tmp_path):
+    with pytest.raises(UserError, match="unrecognized arguments: --reduce bf16"):
+        call("--runs-dir", tmp_path / "r", "--", "--reduce", "bf16")
+    printed = call("--runs-dir", tmp_path / "r", "--strategies", "ddp", "fsdp-zero2", "--", "--reduce", "bf16")
+    assert printed.count("--reduce bf16") == 2 * 3  # repeats
+
+
 def test_a_layout_that_is_none_is_a_usage_error(call):
     for text in ("0", "2x", "x2", "two", "1x2x3"):
         with pytest.raises(UserError, match=f"'{text}' is neither a number of GPUs nor nodes x GPUs"):

@@ -208,7 +208,8 @@ def curves_figure(experiment, across=4):
             frame = frame.dropna()
             if frame.empty:
                 continue
-            frame["median"].plot(ax=pair[place], color=colour, marker="o", markersize=3.5, label=label)
+            style = "--" if name == "exact" else "-"  # its colour is dev F1's to some eyes
+            frame["median"].plot(ax=pair[place], color=colour, linestyle=style, marker="o", markersize=3.5, label=label)
             pair[place].fill_between(frame.index, frame["min"], frame["max"], color=colour, alpha=0.18, linewidth=0)
             limits[place] += [frame["min"].min(), frame["max"].max()]
         epoch = overfitting_epoch(row)

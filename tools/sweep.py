@@ -88,6 +88,9 @@ def check_arguments(args):
             raise UserError(f"{word}: a campaign sets this itself; `python -m tools.sweep --help` says how")
     parser = build_parser("")
     parser.prog = "baseline.py"
+    if "baseline" not in args.strategies:
+        parser.prog = "distributed_ddp.py"
+        parser.add_argument("--reduce", choices=["fp32", "bf16"])
     check_combinations(parser.parse_args(args.arguments))
 
 
