@@ -296,26 +296,22 @@ def rows(records):
     "ours ÷ it" has this project at its default precision, "at its precision" at the other way's.
     """
     order = [way.name for way in WAYS]
-    ours = {}  # (windows of a rank, ranks, precision): windows/s; what comes first is the default
-    for way in WAYS:
-        for ranks in {one["world_size"] for one in records.values()}:
-            record = records.get(f"{way.name}-x{ranks}")
-            if way.module == "this_project" and not way.options and record and record["rounds"]:
-                for precision in ("default", record["precision"]):
-                    ours.setdefault((way.batch_size, ranks, precision), record["windows_per_second"])
     found = []
     for record in sorted(records.values(), key=lambda one: (one["world_size"], order.index(one["way"]))):
         if not record["rounds"]:
             continue
-        ranks, batch = record["world_size"], record["arguments"]["batch_size"]
-        usual, equal = (ours.get((batch // ranks, ranks, key)) for key in ("default", record["precision"]))
+        ranks, batch, precision = record["world_size"], record["arguments"]["batch_size"], record["precision"]
+        names = (f"this-project-{batch // ranks}{end}-x{ranks}" for end in ("", f"-{precision}"))
+        ours = [records.get(name, {}) for name in names]
+        usual = ours[0].get("windows_per_second")
+        equal = next((one.get("windows_per_second") for one in ours if one.get("precision") == precision), None)
         median, least, most = (f(speeds(record)) for f in (statistics.median, min, max))
         found.append(
             {
                 "way": record["way"],
                 "ranks": str(ranks),
                 "batch": str(batch),
-                "precision": record["precision"],
+                "precision": precision,
                 "padded to": str(record["arguments"]["pad_to"] or "longest")
                 if record["attention"] == "padded"
                 else "-",

@@ -278,7 +278,7 @@ def experiment(args, sets):
     """What a run that goes on must have in common with the one that it continues: arguments, data and first weights."""
     weights = weights_file(args.model_path)
     arguments = {name: value for name, value in vars(args).items() if name not in HARMLESS}
-    data = {name: [questions.sha256, questions.cuts] for name, questions in sets.items() if name != "seen"}
+    data = {name: [questions.sha256, questions.cuts] for name, questions in sets.items() if not questions.part}
     data["model"] = file_sha256(weights) if weights else args.model_name
     return json.loads(json.dumps({"arguments": arguments, "data": data}))
 
