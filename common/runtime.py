@@ -358,6 +358,9 @@ class Monitor:
         self.steps_seen += 1
         self.steady_windows += len(windows)
         self.steady_tokens += tokens
+        if self.steps_seen == 1:
+            synchronize(self.device)
+            self.folder.record["seconds"]["first_step"] = process_seconds()
         if self.steps_seen == self.WARMUP:
             synchronize(self.device)
             self.steady = time.perf_counter()
