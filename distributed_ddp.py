@@ -27,6 +27,7 @@ from common.evaluation import (
     write_results,
 )
 from common.features import load_tokenizer, prepare, trainable_windows, vocabulary_size
+from common.fused_layer import keep_places
 from common.graphs import StepGraphs
 from common.model import compile_layers, compute_in, load_model, parameter_groups, save_model, span_loss
 from common.record import RunFolder, describe, model_settings
@@ -128,8 +129,8 @@ def main():
     trainable = trainable_windows(features["train"])
     total_steps = args.epochs * -(-len(trainable) // args.batch_size)
     replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
-    if args.reduce == "bf16":
-        replica.register_comm_hook(None, distributed.reduce_in_bf16)
+    hooks = {"fp32": distributed.reduce_in_fp32, "bf16": distributed.reduce_in_bf16}
+    replica.register_comm_hook(None, hooks[args.reduce])
     groups = parameter_groups(model, args.weight_decay)
     adamw = {"lr": torch.tensor(args.learning_rate, device=device), "fused": True, "capturable": True}
     optimizer = torch.optim.AdamW(groups, **adamw)
@@ -145,6 +146,7 @@ def main():
     with runtime.memory_for(shares):
         for batch in 2 * [share.to(device) for share in shares]:
             (0 * span_loss(*replica(batch), batch)).backward()
+            keep_places(model)  # in DDP's buckets
             optimizer.zero_grad()
     # All ranks take part; {} in a new run.
     saved = checkpoint.resume(args, model, optimizer, sets, rank, gather, log, distributed.part_of)

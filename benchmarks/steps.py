@@ -27,6 +27,7 @@ from common.args import positive, whole
 from common.batches import largest_batch, pack_steps, plan_epoch, prefetch
 from common.errors import UserError
 from common.features import trainable_windows
+from common.fused_layer import keep_places
 from common.graphs import WARMUP, StepGraphs
 from common.model import (
     SpanModel,
@@ -36,6 +37,7 @@ from common.model import (
     flops_per_token,
     parameter_groups,
     register_attention,
+    span_loss,
     use_attention,
 )
 from common.profiler import device_kernels, shares, shares_table
@@ -92,6 +94,7 @@ class Setting:
             trained = distributed_ddp.DistributedDataParallel(
                 model, broadcast_buffers=False, gradient_as_bucket_view=True
             )
+            trained.register_comm_hook(None, distributed_ddp.distributed.reduce_in_fp32)
         elif strategy.startswith("fsdp-"):
             import distributed_fsdp
             from common import distributed
@@ -114,7 +117,13 @@ class Setting:
         largest = largest_batch(features, plan_epoch(trainable_windows(features), batch_size, 0, 0))
         plan = itertools.chain([largest], whole_batches(features, batch_size))
         steps = pack_steps(features, plan, rank, world_size, 1, None, fixed_shapes=args.cuda_graphs)
-        self.run_step = StepGraphs(step, device, args.cuda_graphs, (next(steps), batch_size))
+        first = next(steps)
+        if strategy == "ddp":
+            for batch in 2 * [share.to(device) for share in first]:
+                (0 * span_loss(*trained(batch), batch)).backward()
+                keep_places(model)
+                optimizer.zero_grad()
+        self.run_step = StepGraphs(step, device, args.cuda_graphs, (first, batch_size))
         self.micro_batches = prefetch(steps, device)
 
     def step(self):

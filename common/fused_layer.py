@@ -25,18 +25,39 @@ NAMES = (  # a layer's parameters, as BERT and its likes (RoBERTa, ELECTRA, …)
 )
 
 
-def product(a, b, dtype):
-    """a.T @ b in `dtype`: the sums of half-precision products are fp32 inside, and may leave as such."""
-    if a.is_cuda and dtype != a.dtype:
-        return torch.mm(a.t(), b, out_dtype=dtype)
+def product(a, b, dtype, place=None):
+    """a.T @ b in `dtype`, in `place` if there is one and the product can leave in its type.
+
+    The sums of half-precision products are fp32 inside, and may leave as such.
+    """
+    if dtype == a.dtype:
+        return torch.mm(a.t(), b, out=place)
+    if a.is_cuda:
+        return torch.mm(a.t(), b, out_dtype=dtype, out=place)
     return torch.mm(a.t(), b).to(dtype)
 
 
+def put(gradients, places):
+    """The gradients, each in its place, copied by one kernel where they are not there yet; as they are without places.
+
+    What returns are new tensors of that memory: autograd makes a tensor the parameter's gradient as it is only if
+    nobody else holds it.
+    """
+    if places is None:
+        return gradients
+    rest = [pair for pair in zip(places, gradients, strict=True) if pair[0] is not pair[1]]
+    torch._foreach_copy_(*map(list, zip(*rest, strict=True)))
+    return [place.detach() for place in places]
+
+
 class FusedLayer(torch.autograd.Function):
-    """x [T, C] and a layer's weights and biases in the order of NAMES -> the layer's output [T, C]."""
+    """x [T, C] and a layer's weights and biases in the order of NAMES -> the layer's output [T, C].
+
+    places: tensors for the gradients of the weights, or None. halves: see Halves.of.
+    """
 
     @staticmethod
-    def forward(ctx, x, heads, cu_seqlens, max_length, dropout, eps, seeds, halves, *weights):
+    def forward(ctx, x, heads, cu_seqlens, max_length, dropout, eps, seeds, halves, places, *weights):
         from common import kernels
 
         wq, bq, wk, bk, wv, bv, wo, bo, norm1, shift1, wi, bi, wd, bd, norm2, shift2 = weights
@@ -51,7 +72,7 @@ class FusedLayer(torch.autograd.Function):
         up = middle @ wi.t()
         active = kernels.gelu(up, bi)
         out, saved2 = kernels.add_norm(active @ wd.t(), bd, middle, norm2, shift2, eps, dropout, seeds, 1)
-        ctx.max_length, ctx.dropout = max_length, dropout
+        ctx.max_length, ctx.dropout, ctx.places = max_length, dropout, places
         ctx.save_for_backward(
             x, qkv, attended, lse, middle, up, active, *saved1, *saved2, wo, wi, wd, bi, norm1, norm2, cu_seqlens,
             seeds, *kept,
@@ -66,14 +87,15 @@ class FusedLayer(torch.autograd.Function):
         x, qkv, attended, lse, middle, up, active, *saved = tensors[:13]
         wo, wi, wd, bi, norm1, norm2, cu_seqlens, seeds, *kept = tensors[13:]
         dropout, dtype = ctx.dropout, bi.dtype  # that of the parameters, and so of their gradients
+        places = ctx.places or 16 * [None]
         # Without dropout `grad` and what is added to in place (dmiddle, dx) are one tensor: grad's products come first.
         grad, dmiddle, parts2 = kernels.add_norm_backward(grad.contiguous(), saved[3:], norm2, dropout, seeds, 1)
-        dwd = product(grad, active, dtype)
+        dwd = product(grad, active, dtype, places[12])
         dup, parts_up = kernels.gelu_backward(grad @ wd, up, bi)
-        dwi = product(dup, middle, dtype)
+        dwi = product(dup, middle, dtype, places[10])
         dmiddle = dmiddle.addmm_(dup, wi)
         grad, dx, parts1 = kernels.add_norm_backward(dmiddle, saved[:3], norm1, dropout, seeds, 0)
-        dwo = product(grad, attended, dtype)
+        dwo = product(grad, attended, dtype, places[6])
         dqkv = kernels.attention_backward(grad @ wo, qkv, attended, lse, cu_seqlens, ctx.max_length)
         dwq, dwk, dwv = product(dqkv, x, dtype).chunk(3)
         dx = dx.addmm_(dqkv, kept[0] if len(kept) == 1 else torch.cat(kept))
@@ -82,19 +104,19 @@ class FusedLayer(torch.autograd.Function):
         gradients = (
             dwq, dbq, dwk, dbk, dwv, dbv, dwo, dbo, dnorm1, dshift1, dwi, sums[2], dwd, dbd, dnorm2, dshift2,
         )  # fmt: skip
-        return dx, None, None, None, None, None, None, None, *gradients
+        return dx, *[None] * 8, *put(gradients, ctx.places)
 
 
 class FusedEmbedding(torch.autograd.Function):
-    """Token ids, positions and types [T], and the weights of the embeddings -> [T, C] in `dtype`."""
+    """Token ids, positions and types [T], and the weights of the embeddings -> [T, C] in `dtype`; places: as above."""
 
     @staticmethod
-    def forward(ctx, ids, positions, types, eps, dropout, seed, padding, dtype, word, position, kind, weight, shift):
+    def forward(ctx, ids, positions, types, eps, dropout, seed, padding, dtype, places, *tables):
         from common import kernels
 
-        tables = word, position, kind, weight, shift
+        word, position, _, weight, _ = tables
         out, saved = kernels.embed(ids, positions, types, *tables, eps, dropout, seed, dtype)
-        ctx.dropout, ctx.padding, ctx.rows = dropout, padding, (len(word), len(position))
+        ctx.dropout, ctx.padding, ctx.rows, ctx.places = dropout, padding, (len(word), len(position)), places
         ctx.save_for_backward(ids, positions, types, weight, seed, *saved)
         return out
 
@@ -106,14 +128,14 @@ class FusedEmbedding(torch.autograd.Function):
         dsum, (dweight, dshift, *dkinds) = kernels.embed_backward(
             grad.contiguous(), saved, types, weight, ctx.dropout, seed
         )
+        places = ctx.places or [dsum.new_empty(rows, dsum.shape[1]) for rows in ctx.rows]
         dword, dposition = (
-            dsum.new_zeros(rows, dsum.shape[1]).index_add_(0, index, dsum)
-            for rows, index in zip(ctx.rows, (ids, positions), strict=True)
+            place.zero_().index_add_(0, index, dsum) for place, index in zip(places, (ids, positions), strict=False)
         )
         if ctx.padding is not None:  # nn.Embedding does not learn that row
             dword[ctx.padding].zero_()
-        gradients = dword, dposition, torch.stack(dkinds), dweight, dshift
-        return *[None] * 8, *(gradient.to(weight.dtype) for gradient in gradients)
+        gradients = [one.to(weight.dtype) for one in (dword, dposition, torch.stack(dkinds), dweight, dshift)]
+        return *[None] * 9, *put(gradients, ctx.places)
 
 
 class Halves:
@@ -142,7 +164,27 @@ class Halves:
         return self.copies[layer]
 
 
-class Fused:
+class InPlace:
+    """A module that can write the gradients of its weights to where `keep_places` has found them."""
+
+    places = None  # for the gradients of self.weights()
+
+    def places_of(self, weights):
+        """The places for this pass's gradients; None if there are gradients already, to which autograd will add."""
+        return self.places if all(weight.grad is None for weight in weights) else None
+
+
+def keep_places(model):
+    """Let the fused modules write their gradients to where these lie now, after a backward pass, from now on.
+
+    These are DistributedDataParallel's buckets, once it has made them, so that it need not copy each gradient.
+    """
+    for module in model.modules():
+        if isinstance(module, InPlace):
+            module.places = [weight.grad for weight in module.weights()]
+
+
+class Fused(InPlace):
     """What the class of an encoder layer is mixed with by `fuse_layers`: the same parameters, another forward.
 
     It is called by transformers' encoder, which hands `packing` on from SpanModel.forward_packed.
@@ -152,27 +194,35 @@ class Fused:
         """The layer's Linear and LayerNorm modules in the order of NAMES."""
         return [self.get_submodule(name) for name in NAMES]
 
+    def weights(self):
+        return [tensor for part in self.parts() for tensor in (part.weight, part.bias)]
+
     def forward(self, hidden_states, attention_mask=None, *unused, packing, **named):
         if attention_mask is not None:
             raise ValueError("a fused layer takes packed windows, and got a mask")
-        weights = [tensor for part in self.parts() for tensor in (part.weight, part.bias)]
+        weights = self.weights()
         x, cu_seqlens = hidden_states.flatten(0, 1), packing["cu_seqlens"]
         dropout = self.output.dropout.p if self.training else 0.0
         seeds = torch.randint(2**31, (2,), device=x.device, dtype=torch.int32) if dropout else cu_seqlens
         eps, heads = self.output.LayerNorm.eps, self.attention.self.num_attention_heads
         halves = self.halves.of(self, x.dtype)
-        out = FusedLayer.apply(x, heads, cu_seqlens, packing["max_length"], dropout, eps, seeds, halves, *weights)
+        out = FusedLayer.apply(
+            x, heads, cu_seqlens, packing["max_length"], dropout, eps, seeds, halves, self.places_of(weights), *weights
+        )
         return out.view_as(hidden_states)
 
 
-class FusedEmbeddings:
+class FusedEmbeddings(InPlace):
     """What the class of BERT's embeddings is mixed with by `fuse_layers`."""
+
+    def weights(self):
+        tables = self.word_embeddings, self.position_embeddings, self.token_type_embeddings
+        return [*(table.weight for table in tables), self.LayerNorm.weight, self.LayerNorm.bias]
 
     def forward(self, input_ids, token_type_ids=None, position_ids=None, **unused):
         if token_type_ids is None or position_ids is None:
             raise ValueError("fused embeddings take packed windows, with their types and positions")
-        tables = self.word_embeddings, self.position_embeddings, self.token_type_embeddings
-        weights = *(table.weight for table in tables), self.LayerNorm.weight, self.LayerNorm.bias
+        weights = self.weights()
         dropout = self.dropout.p if self.training else 0.0
         seed = torch.randint(2**31, (1,), device=input_ids.device, dtype=torch.int32) if dropout else input_ids
         out = FusedEmbedding.apply(
@@ -184,6 +234,7 @@ class FusedEmbeddings:
             seed,
             self.word_embeddings.padding_idx,
             getattr(self.LayerNorm, "output", weights[0].dtype),  # see compute_in
+            self.places_of(weights),
             *weights,
         )
         return out.view(*input_ids.shape, -1)

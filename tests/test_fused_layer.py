@@ -12,9 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tiny import load_small, same_gradients, sample_features
+from torch.nn.parallel import DistributedDataParallel
 
+from common import distributed, runtime
 from common import model as model_module
 from common.batches import pack
+from common.fused_layer import keep_places
 from common.model import compile_layers, compute_in, encoder_layers, save_model, span_loss, use_attention
 from common.record import describe
 
@@ -261,3 +264,52 @@ def test_it_is_saved_as_what_it_was(plain_kernels, tmp_path):
     save_model(model, model.state_dict(), NoTokenizer(), tmp_path / "model", {})
     config = (tmp_path / "model" / "config.json").read_text()
     assert "BertForQuestionAnswering" in config and "Fused" not in config
+
+
+def test_gradients_are_written_where_the_last_ones_lay(plain_kernels, batch):
+    model, other = fused(), fused()
+    inner = {name: p for name, p in model.network.named_parameters() if "qa_outputs" not in name}
+    loss_and_gradients(model, batch)
+    keep_places(model)
+    places = {name: p.grad.data_ptr() for name, p in inner.items()}
+    first = {name: p.grad.clone() for name, p in inner.items()}
+    for times in (1, 2):  # the second pass adds to the first
+        loss_and_gradients(other, batch) if times == 1 else span_loss(*other(batch), batch).backward()
+        loss_and_gradients(model, batch) if times == 1 else span_loss(*model(batch), batch).backward()
+        assert {name: p.grad.data_ptr() for name, p in inner.items()} == places
+        for name, p in inner.items():
+            torch.testing.assert_close(p.grad, times * first[name])
+        same_gradients(dict(model.network.named_parameters()), dict(other.network.named_parameters()), 1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_ddp_need_not_copy_them(plain_kernels, batch, precision, tmp_path):
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        model, other = fused(), fused()
+        for one in (model, other):
+            compute_in(one, runtime.HALF.get(precision))
+        replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        replica.register_comm_hook(None, distributed.reduce_in_fp32)
+        copies = []
+        for kept in (False, False, True, True):
+            if kept:
+                keep_places(model)
+            model.zero_grad()
+            loss = span_loss(*replica(batch), batch)
+            with torch.profiler.profile() as profiler:
+                loss.backward()
+            copied = [event.cpu_parent for event in profiler.events() if event.key == "aten::copy_"]
+            copies.append(sum(not parent or parent.key != "aten::_foreach_copy_" for parent in copied))
+            loss_and_gradients(other, batch)
+            same_gradients(dict(model.network.named_parameters()), dict(other.network.named_parameters()), 1e-6)
+        inner = sum("qa_outputs" not in name for name, _ in model.named_parameters())
+        assert copies[2] == copies[3] == copies[1] - inner
+        model.zero_grad()
+        with replica.no_sync():
+            span_loss(*replica(batch), batch).backward()
+        span_loss(*replica(batch), batch).backward()
+        for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, 2 * theirs.grad)
+    finally:
+        torch.distributed.destroy_process_group()
