@@ -294,7 +294,7 @@ def peak_memory(device):
 CHARTS = {  # of TensorBoard's custom scalars: what a report shows side by side
     "by epoch": {
         "loss in training and on the dev set": ["Multiline", ["epoch/train_loss", "epoch/dev_loss"]],
-        "exact match and F1 on the dev set": ["Multiline", ["epoch/exact", "epoch/f1"]],
+        "exact match and F1": ["Multiline", ["epoch/(train_)?exact", "epoch/(train_)?f1"]],  # train_: --score-train
     }
 }
 

@@ -19,10 +19,12 @@ CUDA = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU: graphs are CUDA's")
 
 
-def steps(device, graphs, precision="bf16", accumulation=1, dropout=0.0, count=40, attention="fused"):
+def steps(device, graphs, precision="bf16", accumulation=1, dropout=0.0, count=40, attention="fused", recompute=False):
     """(losses, norms, number of graphs) of `count` steps on the sample."""
     features, _ = sample_features(200)
     model = load_small("bert", attention if device.type == "cuda" else "sdpa").to(device)
+    if recompute:
+        model.network.gradient_checkpointing_enable({"use_reentrant": False})
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Dropout) and not name.endswith("self.dropout"):  # none in attention
             module.p = dropout
@@ -145,6 +147,17 @@ def test_dropout_in_a_graph_is_drawn_anew_and_repeats():
     first, second = (steps(device, True, dropout=0.1)[0] for _ in range(2))
     assert first == pytest.approx(second, rel=0.02)
     assert len(set(first[WARMUP:])) == len(first[WARMUP:])
+
+
+@needs_gpu
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_recomputed_activations_change_nothing(dropout):
+    """Dropout is drawn again as it was, in a graph too."""
+    device = runtime.choose_device("cuda", 0)
+    kept, recomputed = (steps(device, True, dropout=dropout, recompute=one) for one in (False, True))
+    assert recomputed[2] >= 1
+    for ours, theirs in zip(recomputed[:2], kept[:2], strict=True):
+        assert ours == pytest.approx(theirs, rel=0.02)
 
 
 @needs_gpu

@@ -136,6 +136,24 @@ def test_every_way_gives_one_curve(setting, reference, name):
     assert len(record["peak_memory_bytes"]) == record["world_size"] and len(record["ranks"]) == record["world_size"]
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize(
+    "script, options",
+    [
+        ("distributed_ddp.py", []),
+        ("distributed_ddp.py", ["--accumulation", "2"]),
+        ("distributed_ddp.py", ["--checkpoint-activations"]),
+        ("distributed_fsdp.py", []),
+    ],
+)
+def test_two_gpus_give_the_curve_of_the_cpu(setting, reference, script, options):
+    """With the kernels, the graphs and NCCL's mean, rounded otherwise: a sum in its place would double the norms."""
+    options = ["--device", "cuda", "--precision", "fp32", *options]
+    losses, norms, *_, record = train(setting, f"cuda {script} {options}", script, 2, options)
+    assert record["attention"] == "fused"
+    assert losses == pytest.approx(reference[0], rel=1e-3) and norms == pytest.approx(reference[1], rel=1e-2)
+
+
 @pytest.mark.parametrize("script", ["distributed_ddp.py", "distributed_fsdp.py"])
 def test_gradients_that_travel_in_bf16_lose_a_little(setting, reference, script):
     """Rounded on their way, so not the fp32 run's to 1e-5, but near it."""
