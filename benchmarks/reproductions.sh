@@ -9,7 +9,8 @@
 #   MODEL    a model folder                                  default: bert-base-uncased if it is here, else MiniLM
 #   SQUAD    the folder of train-v1.1, dev-v1.1, dev-v2.0    default: data/squad
 #   PYTHON   the interpreter                                 default: python
-# With MiniLM on one GPU (GPUS=1) report 1 takes two minutes, reports 2 and 4 four (H100, H200).
+# Speed-ups are of runs on one machine: there, call it with 1 and then with 2 or 4.
+# With MiniLM report 1 takes a minute on one GPU, report 2 two and report 4 six; report 4 four on two (H100, H200).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${1:?OUT} gpus=${2:?GPUS}
@@ -73,6 +74,7 @@ for report in "$@"; do
         same=(--precision fp32 --seed "$seed")
         if [[ $gpus == 1 ]]; then
             start 4 baseline-$seed 0 baseline.py "${medium[@]}" --batch-size 4 "${same[@]}"
+            start 4 ddp-1-$seed 1 distributed_ddp.py "${medium[@]}" --batch-size 4 "${same[@]}"
         else
             for ranks in 2 4; do
                 ((ranks <= gpus)) || continue
