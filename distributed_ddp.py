@@ -27,7 +27,7 @@ from common.evaluation import (
     write_results,
 )
 from common.features import load_tokenizer, prepare, trainable_windows, vocabulary_size
-from common.fused_layer import keep_places
+from common.fused_layer import keep_gradient_buffers
 from common.graphs import StepGraphs
 from common.model import compile_layers, compute_in, load_model, parameter_groups, save_model, span_loss
 from common.record import RunFolder, describe, model_settings
@@ -46,7 +46,7 @@ def train_step(model, optimizer, scaler, max_grad_norm, device, world_size, micr
         with contextlib.nullcontext() if last else model.no_sync():  # gradients travel once a step
             start_logits, end_logits = model(batch)
         loss = span_loss(start_logits, end_logits, batch) / windows  # the global count, not this rank's
-        scaler.scale(loss * world_size).backward()  # the mean over ranks is taken, the sum is wanted
+        scaler.scale(loss).backward()
         loss_sum += loss.detach()
 
     scaler.unscale_(optimizer)
@@ -129,8 +129,7 @@ def main():
     trainable = trainable_windows(features["train"])
     total_steps = args.epochs * -(-len(trainable) // args.batch_size)
     replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
-    hooks = {"fp32": distributed.reduce_in_fp32, "bf16": distributed.reduce_in_bf16}
-    replica.register_comm_hook(None, hooks[args.reduce])
+    replica.register_comm_hook(None, distributed.SUMS[args.reduce])  # over ranks; DDP by itself takes the mean
     groups = parameter_groups(model, args.weight_decay)
     adamw = {"lr": torch.tensor(args.learning_rate, device=device), "fused": True, "capturable": True}
     optimizer = torch.optim.AdamW(groups, **adamw)
@@ -145,9 +144,10 @@ def main():
     shares = next(pack_steps(features["train"], [largest], rank, world_size, *split, fixed_shapes=args.cuda_graphs))
     with runtime.memory_for(shares):
         for batch in 2 * [share.to(device) for share in shares]:
-            (0 * span_loss(*replica(batch), batch)).backward()
-            keep_places(model)  # in DDP's buckets
             optimizer.zero_grad()
+            (0 * span_loss(*replica(batch), batch)).backward()
+    keep_gradient_buffers(model)  # from now on gradients are written into DDP's buckets
+    optimizer.zero_grad()
     # All ranks take part; {} in a new run.
     saved = checkpoint.resume(args, model, optimizer, sets, rank, gather, log, distributed.part_of)
     step = saved.get("step", 0)

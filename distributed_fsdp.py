@@ -142,8 +142,9 @@ def main():
     shares = next(pack_steps(features["train"], [largest], rank, world_size, *split, fixed_shapes=args.cuda_graphs))
     with runtime.memory_for(shares):
         for batch in 2 * [share.to(device) for share in shares]:
-            (0 * span_loss(*model(batch), batch)).backward()
             optimizer.zero_grad()
+            (0 * span_loss(*model(batch), batch)).backward()
+    optimizer.zero_grad()
     # All ranks take part; {} in a new run.
     saved = checkpoint.resume(args, model, optimizer, sets, rank, gather, log, distributed.part_of)
     step = saved.get("step", 0)

@@ -27,7 +27,7 @@ from common.args import positive, whole
 from common.batches import largest_batch, pack_steps, plan_epoch, prefetch
 from common.errors import UserError
 from common.features import trainable_windows
-from common.fused_layer import keep_places
+from common.fused_layer import keep_gradient_buffers
 from common.graphs import WARMUP, StepGraphs
 from common.model import (
     SpanModel,
@@ -89,12 +89,13 @@ class Setting:
         train_step, trained = baseline.train_step, model
         if strategy == "ddp":
             import distributed_ddp
+            from common import distributed
 
             train_step = distributed_ddp.train_step
             trained = distributed_ddp.DistributedDataParallel(
                 model, broadcast_buffers=False, gradient_as_bucket_view=True
             )
-            trained.register_comm_hook(None, distributed_ddp.distributed.reduce_in_fp32)
+            trained.register_comm_hook(None, distributed.sum_in_fp32)
         elif strategy.startswith("fsdp-"):
             import distributed_fsdp
             from common import distributed
@@ -120,9 +121,10 @@ class Setting:
         first = next(steps)
         if strategy == "ddp":
             for batch in 2 * [share.to(device) for share in first]:
-                (0 * span_loss(*trained(batch), batch)).backward()
-                keep_places(model)
                 optimizer.zero_grad()
+                (0 * span_loss(*trained(batch), batch)).backward()
+            keep_gradient_buffers(model)
+            optimizer.zero_grad()
         self.run_step = StepGraphs(step, device, args.cuda_graphs, (first, batch_size))
         self.micro_batches = prefetch(steps, device)
 

@@ -65,22 +65,22 @@ def gather(value):
     return values
 
 
-def reduce_in_fp32(_, bucket):
-    """A communication hook for DistributedDataParallel: the mean over ranks of a bucket of gradients, in place.
+def sum_in_fp32(_, bucket):
+    """A communication hook for DistributedDataParallel: the sum over ranks of a bucket of gradients, in place.
 
-    Without a hook, DDP divides each gradient by the number of ranks in a kernel of its own; NCCL divides as it adds.
+    Without a hook, DDP takes the mean, for which it divides each gradient in a kernel of its own.
     """
-    gradients, average = bucket.buffer(), dist.ReduceOp.AVG
-    if not gradients.is_cuda:  # gloo has no mean
-        gradients, average = gradients.div_(dist.get_world_size()), dist.ReduceOp.SUM
-    return dist.all_reduce(gradients, average, async_op=True).get_future().then(lambda future: future.value()[0])
+    arrived = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return arrived.then(lambda future: future.value()[0])
 
 
-def reduce_in_bf16(_, bucket):
-    """The same, sent in bf16; torch's own does this on NCCL alone."""
-    half = bucket.buffer().bfloat16().div_(dist.get_world_size())
-    arrived = dist.all_reduce(half, async_op=True).get_future()
+def sum_in_bf16(_, bucket):
+    """The same, sent in bf16."""
+    arrived = dist.all_reduce(bucket.buffer().bfloat16(), async_op=True).get_future()
     return arrived.then(lambda future: bucket.buffer().copy_(future.value()[0]))
+
+
+SUMS = {"fp32": sum_in_fp32, "bf16": sum_in_bf16}  # by --reduce
 
 
 def part_of(tensor, like):

@@ -25,39 +25,39 @@ NAMES = (  # a layer's parameters, as BERT and its likes (RoBERTa, ELECTRA, …)
 )
 
 
-def product(a, b, dtype, place=None):
-    """a.T @ b in `dtype`, in `place` if there is one and the product can leave in its type.
+def product(a, b, dtype, out=None):
+    """a.T @ b in `dtype`, written into `out` if there is one and the product can leave in its type.
 
     The sums of half-precision products are fp32 inside, and may leave as such.
     """
     if dtype == a.dtype:
-        return torch.mm(a.t(), b, out=place)
+        return torch.mm(a.t(), b, out=out)
     if a.is_cuda:
-        return torch.mm(a.t(), b, out_dtype=dtype, out=place)
+        return torch.mm(a.t(), b, out_dtype=dtype, out=out)
     return torch.mm(a.t(), b).to(dtype)
 
 
-def put(gradients, places):
-    """The gradients, each in its place, copied by one kernel where they are not there yet; as they are without places.
+def into_buffers(gradients, buffers):
+    """The gradients in the buffers, copied by one kernel where they are not there yet; as they are without buffers.
 
     What returns are new tensors of that memory: autograd makes a tensor the parameter's gradient as it is only if
     nobody else holds it.
     """
-    if places is None:
+    if buffers is None:
         return gradients
-    rest = [pair for pair in zip(places, gradients, strict=True) if pair[0] is not pair[1]]
-    torch._foreach_copy_(*map(list, zip(*rest, strict=True)))
-    return [place.detach() for place in places]
+    rest = [(buffer, one) for buffer, one in zip(buffers, gradients, strict=True) if one is not buffer]
+    torch._foreach_copy_([buffer for buffer, _ in rest], [one for _, one in rest])
+    return [buffer.detach() for buffer in buffers]
 
 
 class FusedLayer(torch.autograd.Function):
     """x [T, C] and a layer's weights and biases in the order of NAMES -> the layer's output [T, C].
 
-    places: tensors for the gradients of the weights, or None. halves: see Halves.of.
+    buffers: tensors for the gradients of the weights, or None. halves: see Halves.of.
     """
 
     @staticmethod
-    def forward(ctx, x, heads, cu_seqlens, max_length, dropout, eps, seeds, halves, places, *weights):
+    def forward(ctx, x, heads, cu_seqlens, max_length, dropout, eps, seeds, halves, buffers, *weights):
         from common import kernels
 
         wq, bq, wk, bk, wv, bv, wo, bo, norm1, shift1, wi, bi, wd, bd, norm2, shift2 = weights
@@ -72,7 +72,7 @@ class FusedLayer(torch.autograd.Function):
         up = middle @ wi.t()
         active = kernels.gelu(up, bi)
         out, saved2 = kernels.add_norm(active @ wd.t(), bd, middle, norm2, shift2, eps, dropout, seeds, 1)
-        ctx.max_length, ctx.dropout, ctx.places = max_length, dropout, places
+        ctx.max_length, ctx.dropout, ctx.buffers = max_length, dropout, buffers
         ctx.save_for_backward(
             x, qkv, attended, lse, middle, up, active, *saved1, *saved2, wo, wi, wd, bi, norm1, norm2, cu_seqlens,
             seeds, *kept,
@@ -87,15 +87,15 @@ class FusedLayer(torch.autograd.Function):
         x, qkv, attended, lse, middle, up, active, *saved = tensors[:13]
         wo, wi, wd, bi, norm1, norm2, cu_seqlens, seeds, *kept = tensors[13:]
         dropout, dtype = ctx.dropout, bi.dtype  # that of the parameters, and so of their gradients
-        places = ctx.places or 16 * [None]
+        buffers = ctx.buffers or 16 * [None]  # in the order of the weights: 6 is of wo, 10 of wi, 12 of wd
         # Without dropout `grad` and what is added to in place (dmiddle, dx) are one tensor: grad's products come first.
         grad, dmiddle, parts2 = kernels.add_norm_backward(grad.contiguous(), saved[3:], norm2, dropout, seeds, 1)
-        dwd = product(grad, active, dtype, places[12])
+        dwd = product(grad, active, dtype, buffers[12])
         dup, parts_up = kernels.gelu_backward(grad @ wd, up, bi)
-        dwi = product(dup, middle, dtype, places[10])
+        dwi = product(dup, middle, dtype, buffers[10])
         dmiddle = dmiddle.addmm_(dup, wi)
         grad, dx, parts1 = kernels.add_norm_backward(dmiddle, saved[:3], norm1, dropout, seeds, 0)
-        dwo = product(grad, attended, dtype, places[6])
+        dwo = product(grad, attended, dtype, buffers[6])
         dqkv = kernels.attention_backward(grad @ wo, qkv, attended, lse, cu_seqlens, ctx.max_length)
         dwq, dwk, dwv = product(dqkv, x, dtype).chunk(3)
         dx = dx.addmm_(dqkv, kept[0] if len(kept) == 1 else torch.cat(kept))
@@ -104,19 +104,19 @@ class FusedLayer(torch.autograd.Function):
         gradients = (
             dwq, dbq, dwk, dbk, dwv, dbv, dwo, dbo, dnorm1, dshift1, dwi, sums[2], dwd, dbd, dnorm2, dshift2,
         )  # fmt: skip
-        return dx, *[None] * 8, *put(gradients, ctx.places)
+        return dx, *[None] * 8, *into_buffers(gradients, ctx.buffers)
 
 
 class FusedEmbedding(torch.autograd.Function):
-    """Token ids, positions and types [T], and the weights of the embeddings -> [T, C] in `dtype`; places: as above."""
+    """Token ids, positions and types [T], and the weights of the embeddings -> [T, C] in `dtype`; buffers: as above."""
 
     @staticmethod
-    def forward(ctx, ids, positions, types, eps, dropout, seed, padding, dtype, places, *tables):
+    def forward(ctx, ids, positions, types, eps, dropout, seed, padding, dtype, buffers, *tables):
         from common import kernels
 
         word, position, _, weight, _ = tables
         out, saved = kernels.embed(ids, positions, types, *tables, eps, dropout, seed, dtype)
-        ctx.dropout, ctx.padding, ctx.rows, ctx.places = dropout, padding, (len(word), len(position)), places
+        ctx.dropout, ctx.padding, ctx.rows, ctx.buffers = dropout, padding, (len(word), len(position)), buffers
         ctx.save_for_backward(ids, positions, types, weight, seed, *saved)
         return out
 
@@ -128,14 +128,15 @@ class FusedEmbedding(torch.autograd.Function):
         dsum, (dweight, dshift, *dkinds) = kernels.embed_backward(
             grad.contiguous(), saved, types, weight, ctx.dropout, seed
         )
-        places = ctx.places or [dsum.new_empty(rows, dsum.shape[1]) for rows in ctx.rows]
+        buffers = ctx.buffers or [dsum.new_empty(rows, dsum.shape[1]) for rows in ctx.rows]
         dword, dposition = (
-            place.zero_().index_add_(0, index, dsum) for place, index in zip(places, (ids, positions), strict=False)
+            buffer.zero_().index_add_(0, index, dsum)
+            for buffer, index in zip(buffers[:2], (ids, positions), strict=True)
         )
         if ctx.padding is not None:  # nn.Embedding does not learn that row
             dword[ctx.padding].zero_()
         gradients = [one.to(weight.dtype) for one in (dword, dposition, torch.stack(dkinds), dweight, dshift)]
-        return *[None] * 9, *put(gradients, ctx.places)
+        return *[None] * 9, *into_buffers(gradients, ctx.buffers)
 
 
 class Halves:
@@ -164,27 +165,30 @@ class Halves:
         return self.copies[layer]
 
 
-class InPlace:
-    """A module that can write the gradients of its weights to where `keep_places` has found them."""
+class WritesGradients:
+    """A module that can write the gradients of self.weights() into given tensors; see `keep_gradient_buffers`."""
 
-    places = None  # for the gradients of self.weights()
+    gradient_buffers = None
 
-    def places_of(self, weights):
-        """The places for this pass's gradients; None if there are gradients already, to which autograd will add."""
-        return self.places if all(weight.grad is None for weight in weights) else None
+    def free_buffers(self, weights):
+        """The tensors for this pass's gradients; None if there are gradients already, to which autograd will add."""
+        return self.gradient_buffers if all(weight.grad is None for weight in weights) else None
 
 
-def keep_places(model):
-    """Let the fused modules write their gradients to where these lie now, after a backward pass, from now on.
+def keep_gradient_buffers(model):
+    """Let the fused modules write gradients, from now on, into the tensors that hold them now.
 
-    These are DistributedDataParallel's buckets, once it has made them, so that it need not copy each gradient.
+    Call it after a backward pass of DistributedDataParallel with gradient_as_bucket_view: those tensors are its
+    buckets, and it need not copy each gradient into them. Each forward pass must then be followed by its backward pass
+    before the next one's, since both would write into the same tensors.
     """
     for module in model.modules():
-        if isinstance(module, InPlace):
-            module.places = [weight.grad for weight in module.weights()]
+        if isinstance(module, WritesGradients):
+            gradients = [weight.grad for weight in module.weights()]
+            module.gradient_buffers = None if any(one is None for one in gradients) else gradients
 
 
-class Fused(InPlace):
+class Fused(WritesGradients):
     """What the class of an encoder layer is mixed with by `fuse_layers`: the same parameters, another forward.
 
     It is called by transformers' encoder, which hands `packing` on from SpanModel.forward_packed.
@@ -207,12 +211,21 @@ class Fused(InPlace):
         eps, heads = self.output.LayerNorm.eps, self.attention.self.num_attention_heads
         halves = self.halves.of(self, x.dtype)
         out = FusedLayer.apply(
-            x, heads, cu_seqlens, packing["max_length"], dropout, eps, seeds, halves, self.places_of(weights), *weights
+            x,
+            heads,
+            cu_seqlens,
+            packing["max_length"],
+            dropout,
+            eps,
+            seeds,
+            halves,
+            self.free_buffers(weights),
+            *weights,
         )
         return out.view_as(hidden_states)
 
 
-class FusedEmbeddings(InPlace):
+class FusedEmbeddings(WritesGradients):
     """What the class of BERT's embeddings is mixed with by `fuse_layers`."""
 
     def weights(self):
@@ -234,7 +247,7 @@ class FusedEmbeddings(InPlace):
             seed,
             self.word_embeddings.padding_idx,
             getattr(self.LayerNorm, "output", weights[0].dtype),  # see compute_in
-            self.places_of(weights),
+            self.free_buffers(weights),
             *weights,
         )
         return out.view(*input_ids.shape, -1)

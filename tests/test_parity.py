@@ -147,7 +147,7 @@ def test_every_way_gives_one_curve(setting, reference, name):
     ],
 )
 def test_two_gpus_give_the_curve_of_the_cpu(setting, reference, script, options):
-    """With the kernels, the graphs and NCCL's mean, rounded otherwise: a sum in its place would double the norms."""
+    """With the kernels, the graphs and NCCL, rounded otherwise."""
     options = ["--device", "cuda", "--precision", "fp32", *options]
     losses, norms, *_, record = train(setting, f"cuda {script} {options}", script, 2, options)
     assert record["attention"] == "fused"
@@ -163,7 +163,14 @@ def test_gradients_that_travel_in_bf16_lose_a_little(setting, reference, script)
 
 
 FAULTS = {  # name: (script, ranks, options, what is written, what stands there in the faulty script)
-    "world size forgotten": ("distributed_ddp.py", 2, [], "loss * world_size", "loss"),
+    "the sum taken for a mean": ("distributed_ddp.py", 2, [], "scale(loss)", "scale(loss * world_size)"),
+    "the mean of DDP": (
+        "distributed_ddp.py",
+        2,
+        [],
+        "replica.register_comm_hook(None, distributed.SUMS[args.reduce])",
+        "pass",
+    ),
     "mean of rank means": (
         "distributed_ddp.py",
         2,
