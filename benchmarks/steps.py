@@ -53,6 +53,8 @@ def build_parser():
     add_workload(parser)
     parser.add_argument("--precision", choices=["auto", "fp32", "tf32", "bf16", "fp16"], default="auto")
     parser.add_argument("--attention", choices=["auto", "fused", "flash", "sdpa"], default="auto")
+    parser.add_argument("--reduce", choices=["fp32", "bf16"], default="fp32", help="type in which gradients travel")
+    parser.add_argument("--bucket-mb", type=positive, default=25, help="size of DDP's buckets of gradients")
     parser.add_argument("--steps", type=positive, default=50, help="timed steps")
     parser.add_argument("--warmup", type=whole, default=60, help="steps before the first timing")
     parser.add_argument("--repeats", type=positive, default=3)
@@ -93,20 +95,19 @@ class Setting:
 
             train_step = distributed_ddp.train_step
             trained = distributed_ddp.DistributedDataParallel(
-                model, broadcast_buffers=False, gradient_as_bucket_view=True
+                model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=args.bucket_mb
             )
-            trained.register_comm_hook(None, distributed.sum_in_fp32)
+            trained.register_comm_hook(None, distributed.SUMS[args.reduce])
         elif strategy.startswith("fsdp-"):
             import distributed_fsdp
             from common import distributed
 
             train_step, shard = distributed_fsdp.train_step, strategy.removeprefix("fsdp-")
             mesh = distributed.sharding_mesh(shard, device)
-            half = distributed_fsdp.MixedPrecisionPolicy(
-                runtime.HALF.get(args.precision), torch.float32, cast_forward_inputs=False
-            )
+            weights, gradients = runtime.HALF.get(args.precision), runtime.HALF.get(args.reduce, torch.float32)
+            policy = distributed_fsdp.MixedPrecisionPolicy(weights, gradients, cast_forward_inputs=False)
             for unit in (*encoder_layers(model), model):
-                distributed_fsdp.fully_shard(unit, mesh=mesh, mp_policy=half, reshard_after_forward=shard != "zero2")
+                distributed_fsdp.fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=shard != "zero2")
         optimizer = torch.optim.AdamW(
             parameter_groups(model, 0.01), lr=torch.tensor(5e-5, device=device), fused=True, capturable=True
         )
@@ -210,6 +211,8 @@ def main():
                         "attention": setting.model.attention,
                         "precision": args.precision,
                         "batch_size": batch_size,
+                        "reduce": args.reduce,
+                        "bucket_mb": args.bucket_mb,
                         "windows_per_second": [round(f(speeds)) for f in (statistics.median, min, max)],
                         "ms_a_step": round(1000 * batch_size / statistics.median(speeds), 2),
                         "useful_tflops": round(statistics.median(rates), 1),

@@ -72,11 +72,12 @@ def test_the_command_on_two_ranks(tmp_path):
     command = [sys.executable, "-m", "benchmarks.scaling", str(tmp_path / "study.json"), "--gpus", "1", "2"]
     command += ["--strategy", "ddp", "fsdp-zero2", "--weak", "4", "--strong", "8", "--shape", "tiny"]
     command += ["--device", "cpu", "--steps", "2", "--warmup", "1", "--repeats", "1", "--cache-dir", str(tmp_path)]
-    command += ["--train-file", str(SAMPLE / "train.json")]
+    command += ["--train-file", str(SAMPLE / "train.json"), "--reduce", "bf16", "--bucket-mb", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     study = json.loads((tmp_path / "study.json").read_text())
     assert {(r["ranks"], r["strategy"], r["batch_size"]) for r in study["results"]} == {
         (1, "baseline", 4), (1, "baseline", 8), (2, "ddp", 8), (2, "fsdp-zero2", 8),
     }  # fmt: skip
+    assert {(r["reduce"], r["bucket_mb"]) for r in study["results"]} == {("bf16", 1)}
     assert len(study["rows"]) == 6 and "weak, 4 per GPU" in done.stdout

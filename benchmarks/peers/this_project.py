@@ -8,8 +8,10 @@ from common.model import register_attention
 
 
 def train(bench):
-    args = argparse.Namespace(shape=bench.shape, precision=bench.precision, attention="auto")
-    vars(args).update(attention_dropout=0.0, deterministic=False, compile=None, cuda_graphs=None, eval_tokens=None)
+    args = argparse.Namespace(shape=bench.shape, precision=bench.precision, reduce="fp32", bucket_mb=25)
+    vars(args).update(
+        attention="auto", attention_dropout=0.0, deterministic=False, compile=None, cuda_graphs=None, eval_tokens=None
+    )
     if bench.device.type == "cuda":  # and its stream
         bench.device = runtime.choose_device("cuda", bench.device.index)
     runtime.resolve_hardware(args, bench.device)
