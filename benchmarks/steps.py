@@ -22,7 +22,7 @@ import torch
 
 import baseline
 from benchmarks.workload import add_workload, build_network, load_windows
-from common import errors, runtime
+from common import distributed, errors, runtime
 from common.args import positive, whole
 from common.batches import largest_batch, pack_steps, plan_epoch, prefetch
 from common.errors import UserError
@@ -91,7 +91,6 @@ class Setting:
         train_step, trained = baseline.train_step, model
         if strategy == "ddp":
             import distributed_ddp
-            from common import distributed
 
             train_step = distributed_ddp.train_step
             trained = distributed_ddp.DistributedDataParallel(
@@ -100,7 +99,6 @@ class Setting:
             trained.register_comm_hook(None, distributed.SUMS[args.reduce])
         elif strategy.startswith("fsdp-"):
             import distributed_fsdp
-            from common import distributed
 
             train_step, shard = distributed_fsdp.train_step, strategy.removeprefix("fsdp-")
             mesh = distributed.sharding_mesh(shard, device)
@@ -167,8 +165,6 @@ def main():
     rank, local_rank, world_size = 0, 0, 1
     distributed_run = "RANK" in os.environ
     if distributed_run:
-        from common import distributed
-
         rank, local_rank, world_size = distributed.read_ranks()
         if world_size > 1 and "baseline" in args.strategy:
             raise UserError("--strategy baseline is a single process: start it without torchrun")

@@ -172,7 +172,9 @@ class WritesGradients:
 
     def free_buffers(self, weights):
         """The tensors for this pass's gradients; None if there are gradients already, to which autograd will add."""
-        return self.gradient_buffers if all(weight.grad is None for weight in weights) else None
+        if self.gradient_buffers is None or any(weight.grad is not None for weight in weights):
+            return None
+        return self.gradient_buffers
 
 
 def keep_gradient_buffers(model):
@@ -210,17 +212,9 @@ class Fused(WritesGradients):
         seeds = torch.randint(2**31, (2,), device=x.device, dtype=torch.int32) if dropout else cu_seqlens
         eps, heads = self.output.LayerNorm.eps, self.attention.self.num_attention_heads
         halves = self.halves.of(self, x.dtype)
+        buffers = self.free_buffers(weights)
         out = FusedLayer.apply(
-            x,
-            heads,
-            cu_seqlens,
-            packing["max_length"],
-            dropout,
-            eps,
-            seeds,
-            halves,
-            self.free_buffers(weights),
-            *weights,
+            x, heads, cu_seqlens, packing["max_length"], dropout, eps, seeds, halves, buffers, *weights
         )
         return out.view_as(hidden_states)
 
