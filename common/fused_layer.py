@@ -28,8 +28,12 @@ NAMES = (  # a layer's parameters, as BERT and its likes (RoBERTa, ELECTRA, …)
 def product(a, b, dtype, out=None):
     """a.T @ b in `dtype`, written into `out` if there is one and the product can leave in its type.
 
-    The sums of half-precision products are fp32 inside, and may leave as such.
+    The sums of half-precision products are fp32 inside, and may leave as such. What does not begin at a multiple of 16
+    bytes is left alone: cuBLAS would take a kernel half as fast. (DDP's first bucket begins with the head's bias, 8
+    bytes.)
     """
+    if out is not None and out.data_ptr() % 16:
+        out = None
     if dtype == a.dtype:
         return torch.mm(a.t(), b, out=out)
     if a.is_cuda:
@@ -88,17 +92,18 @@ class FusedLayer(torch.autograd.Function):
         wo, wi, wd, bi, norm1, norm2, cu_seqlens, seeds, *kept = tensors[13:]
         dropout, dtype = ctx.dropout, bi.dtype  # that of the parameters, and so of their gradients
         buffers = ctx.buffers or 16 * [None]  # in the order of the weights: 6 is of wo, 10 of wi, 12 of wd
-        # Without dropout `grad` and what is added to in place (dmiddle, dx) are one tensor: grad's products come first.
-        grad, dmiddle, parts2 = kernels.add_norm_backward(grad.contiguous(), saved[3:], norm2, dropout, seeds, 1)
-        dwd = product(grad, active, dtype, buffers[12])
-        dup, parts_up = kernels.gelu_backward(grad @ wd, up, bi)
-        dwi = product(dup, middle, dtype, buffers[10])
+        dout, dmiddle, parts2 = kernels.add_norm_backward(grad.contiguous(), saved[3:], norm2, dropout, seeds, 1)
+        dup, parts_up = kernels.gelu_backward(dout @ wd, up, bi)
         dmiddle = dmiddle.addmm_(dup, wi)
-        grad, dx, parts1 = kernels.add_norm_backward(dmiddle, saved[:3], norm1, dropout, seeds, 0)
-        dwo = product(grad, attended, dtype, buffers[6])
-        dqkv = kernels.attention_backward(grad @ wo, qkv, attended, lse, cu_seqlens, ctx.max_length)
-        dwq, dwk, dwv = product(dqkv, x, dtype).chunk(3)
+        dattended, dx, parts1 = kernels.add_norm_backward(dmiddle, saved[:3], norm1, dropout, seeds, 0)
+        dqkv = kernels.attention_backward(dattended @ wo, qkv, attended, lse, cu_seqlens, ctx.max_length)
         dx = dx.addmm_(dqkv, kept[0] if len(kept) == 1 else torch.cat(kept))
+        # The weights' gradients last. Until then NCCL has sent those of the layer after this one: beside it these
+        # products, which fill every multiprocessor just once, would take half as long again.
+        dwd = product(dout, active, dtype, buffers[12])
+        dwi = product(dup, middle, dtype, buffers[10])
+        dwo = product(dattended, attended, dtype, buffers[6])
+        dwq, dwk, dwv = product(dqkv, x, dtype).chunk(3)
         sums = [total.to(dtype) for total in kernels.column_sums(kernels.row_sums(dqkv), parts1, parts_up, parts2)]
         (dbq, dbk, dbv), (dnorm1, dshift1, dbo), (dnorm2, dshift2, dbd) = (sums[i].chunk(3) for i in (0, 1, 3))
         gradients = (

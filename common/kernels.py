@@ -229,7 +229,7 @@ def add_norm_backward_kernel(
         tl.store(DRESIDUAL + place, dtotal.to(DRESIDUAL.dtype.element_ty), mask=inside)
         if DROPOUT:
             dtotal = tl.where(kept(tl.load(SEED + which), place, share), dtotal / keep, 0.0)
-            tl.store(DX + place, dtotal.to(DX.dtype.element_ty), mask=inside)
+        tl.store(DX + place, dtotal.to(DX.dtype.element_ty), mask=inside)
         dbias += dtotal
     parts = PARTS + tl.program_id(0) * 3 * width + column
     tl.store(parts, dweight, mask=inside)
@@ -253,14 +253,10 @@ def add_norm(x, bias, residual, weight, shift, eps, dropout, seeds, which):
 
 
 def add_norm_backward(grad, saved, weight, dropout, seeds, which):
-    """Gradients of x, residual [T, C]; parts of the sums for weight, shift and bias, float32 [P, 3 * C].
-
-    Without dropout the two gradients are equal, and one tensor.
-    """
+    """Gradients of x, residual [T, C]; parts of the sums for weight, shift and bias, float32 [P, 3 * C]."""
     total, mean, rstd = saved
     rows, width = grad.shape
-    dresidual = torch.empty_like(grad)
-    dx = torch.empty_like(grad) if dropout else dresidual
+    dx, dresidual = torch.empty_like(grad), torch.empty_like(grad)
     programs = min(triton.cdiv(rows, 4), 6 * multiprocessors(grad.device))
     parts = grad.new_empty(programs, 3 * width, dtype=torch.float32)
     add_norm_backward_kernel[(programs,)](

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common import distributed, runtime
 from common import model as model_module
 from common.batches import pack
-from common.fused_layer import keep_gradient_buffers
+from common.fused_layer import into_buffers, keep_gradient_buffers, product
 from common.model import compile_layers, compute_in, encoder_layers, save_model, span_loss, use_attention
 from common.record import describe
 
@@ -70,9 +70,9 @@ class Kernels(types.ModuleType):
         norm = lambda total, weight, shift: F.layer_norm(total, weight.shape, weight, shift, float(eps))  # noqa: E731
         weight = weight.to(total.dtype)
         dresidual, dweight, dshift = differentiated(norm, [total, weight, torch.zeros_like(weight)], grad)
-        dx = dropped(dresidual, dropout, seeds, which)
+        dx = dropped(dresidual, dropout, seeds, which).clone()
         sums = torch.cat([dweight, dshift, dx.sum(0)]).float()
-        return dx, dresidual, torch.stack([sums / 2, sums / 2])  # one tensor without dropout, as the kernel's are
+        return dx, dresidual, torch.stack([sums / 2, sums / 2])
 
     @staticmethod
     def gelu(x, bias):
@@ -286,6 +286,19 @@ def test_gradients_are_written_where_the_last_ones_lay(plain_kernels, batch, oth
                 span_loss(*trained(one), one).backward()
             assert {name: p.grad.data_ptr() for name, p in inner.items()} == buffers
             same_gradients(dict(model.network.named_parameters()), dict(reference.network.named_parameters()), 1e-6)
+
+
+@pytest.mark.parametrize("shift, written", [(0, True), (2, False), (4, True)])
+def test_a_product_is_not_written_where_cublas_would_be_slow(shift, written):
+    """At a multiple of 16 bytes, or not at all; it is copied later, into_buffers."""
+    a, b = torch.randn(7, 6), torch.randn(7, 8)
+    out = torch.zeros(64)[shift : shift + 48].view(6, 8)
+    assert out.data_ptr() % 16 == 4 * shift % 16
+    result = product(a, b, torch.float32, out)
+    torch.testing.assert_close(result, a.T @ b)
+    assert (result.data_ptr() == out.data_ptr()) is written
+    into_buffers([result, a], [out, torch.zeros_like(a)])
+    torch.testing.assert_close(out, a.T @ b)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
