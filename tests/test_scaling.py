@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 from tiny import ROOT, SAMPLE
@@ -61,6 +62,24 @@ def test_steps_refuses_a_strategy_that_the_launch_does_not_fit(monkeypatch, stra
     monkeypatch.setattr(sys, "argv", ["steps", "--strategy", strategy])
     with pytest.raises(UserError, match=message):
         steps.main()
+
+
+@pytest.mark.parametrize(
+    "captures, taken, steady", [([], [0, 1], True), ([0, 2], [1, 3], True), ([0, 1, 2, 4, 5], [4, 5], False)]
+)
+def test_runs_in_which_a_graph_is_made_are_warm_up(captures, taken, steady):
+    class Setting:
+        def __init__(self):
+            self.run_step, self.runs = types.SimpleNamespace(graphs={}), 0
+
+        def run(self, steps):
+            assert steps == 7
+            if self.runs in captures:
+                self.run_step.graphs[self.runs] = "a graph"
+            self.runs += 1
+            return self.runs - 1
+
+    assert steps.steady_runs(Setting(), 7, 2) == (taken, steady)
 
 
 def test_each_setting_is_measured_once():
