@@ -4,8 +4,8 @@
 #   bash benchmarks/reproductions.sh OUT GPUS [REPORT…]
 #
 # writes the records to OUT/report-N/, models and predictions to a temporary folder. GPUS is 1, 2 (for report 4 alone) or
-# 4, REPORT any of 1 2 4 (default: all); report 5 is the first run of report 1, report 3 is report 2's. A run that fails
-# is passed over, and the exit status is 1 then. The environment names what to use:
+# 4, REPORT any of 1 2 4 (default: all); report 5 is the first run of report 1, report 3 is those of report 2 in fp32 and
+# one of 5 epochs. A run that fails is passed over, and the exit status is 1 then. The environment names what to use:
 #   MODEL    a model folder                                  default: bert-base-uncased if it is here, else MiniLM
 #   SQUAD    the folder of train-v1.1, dev-v1.1, dev-v2.0    default: data/squad
 #   PYTHON   the interpreter                                 default: python
@@ -66,6 +66,8 @@ for report in "$@"; do
                     --precision $precision
                 start 2 fsdp-zero2-$precision 4 distributed_fsdp.py --shard zero2 "${large[@]}" --batch-size 32 \
                     --precision $precision
+                [[ $precision == tf32 ]] ||
+                    start 3 ddp-5-epochs 4 distributed_ddp.py "${large[@]}" --batch-size 32 --precision fp32 --epochs 5
                 ;;
         esac
     done

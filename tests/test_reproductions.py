@@ -78,7 +78,7 @@ def test_the_reports_speedups_follow_from_their_seconds():
     assert fsdp.speedup == pytest.approx(one.seconds / fsdp.seconds, abs=0.01)
 
 
-@pytest.mark.parametrize("gpus, runs", [("1", 2 + 2 + 6), ("2", 6), ("4", 4 + 6 + 12)])
+@pytest.mark.parametrize("gpus, runs", [("1", 2 + 2 + 6), ("2", 6), ("4", 4 + 7 + 12)])
 def test_the_script_gives_valid_commands_and_collects_records(tmp_path, gpus, runs):
     fake = tmp_path / "python"  # notes its arguments and leaves a record, as a run would
     fake.write_text(
@@ -104,7 +104,9 @@ def test_the_script_gives_valid_commands_and_collects_records(tmp_path, gpus, ru
         check_combinations(args)
         assert args.model == "a model" and args.precision in ("fp32", "tf32")
     found = {str(path.relative_to(tmp_path / "out")) for path in tmp_path.glob("out/report-*/*.json")}
-    assert len([name for name in found if name.split("/")[0][-1] in "124"]) == runs
+    longer = "report-3/ddp-5-epochs.json" in found
+    assert len([name for name in found if name.split("/")[0][-1] in "124"]) + longer == runs
+    assert longer == (gpus == "4")
     assert ("report-5/baseline-fp32.json" in found) == (gpus == "1")
     assert any(name.startswith("report-3/") and name.endswith("-fp32.json") for name in found) == (gpus != "2")
 
