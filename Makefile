@@ -47,8 +47,9 @@ fetch: .venv/installed ## download SQuAD v1.1 and BERT-base (on a machine with n
 audit: .venv/installed ## what is in a SQuAD file (FILE=…)
 	$(BIN)/python -m tools.audit $(FILE)
 
-tensorboard: .venv/installed ## curves of all runs at http://localhost:6006/?smoothing=0
-	@echo "open http://localhost:6006/?smoothing=0 (without it TensorBoard shows smoothed figures, not the epochs' own)"
+tensorboard: .venv/installed ## curves of all runs at http://localhost:6006
+	@echo "open http://localhost:6006/?smoothing=0#custom_scalars&_smoothingWeight=0"
+	@echo "(TensorBoard smooths curves by itself: that address shows the epochs' own figures)"
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
 
 report: .venv/installed ## tables and figures of all runs in report/ (RUNS="folders", ARGS="--f1 80")

@@ -5,7 +5,7 @@
 Strong: the global batch stays the same. Weak: the windows per GPU do. The two are never mixed: each speed-up is against
 one GPU at the same global batch (strong), or at the same windows per GPU (weak). Every setting is a torchrun of
 `benchmarks.steps`, which says how a figure comes about and takes all further options. Exposed communication is rank
-0's, from a profile of five steps, beside what a ring at `--bandwidth` would take for the gradient if nothing hid it.
+0's, from that command's profile, beside what a ring at `--bandwidth` would take for the gradient if nothing hid it.
 """
 
 import json

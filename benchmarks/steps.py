@@ -61,7 +61,7 @@ def build_parser():
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction)
     parser.add_argument(
-        "--profile", action="store_true", help="print the shares and the largest kernels of a few steps"
+        "--profile", action="store_true", help=f"print the shares and the largest kernels of {PROFILED} steps"
     )
     parser.set_defaults(attention_dropout=0.0, deterministic=False, eval_tokens=None)
     return parser

@@ -83,7 +83,7 @@ def build_parser(description):
         "--attention",
         choices=["auto", "fused", "flash", "sdpa"],
         default="auto",
-        help="auto: fused (BERT's layers by our own kernels) on an Ampere card or newer, else sdpa",
+        help="auto: fused (BERT's layers by our own kernels, others by flash or sdpa) on Ampere or newer, else sdpa",
     )
 
     training = parser.add_argument_group("training")

@@ -1,4 +1,4 @@
-"""Triton kernels of an encoder layer over packed windows: attention, dropout with LayerNorm, GELU; each way.
+"""Triton kernels of BERT over packed windows: attention, dropout with LayerNorm, embeddings, GELU; each way.
 
 What they save against the usual kernels is memory traffic, which is all that such work costs: a bias is added, and its
 gradient summed, by the kernel that has the values in its registers anyway; which units dropout drops is computed again

@@ -11,7 +11,7 @@ KINDS = {
     "communication": r"nccl",
     "attention": r"flash|fmha|attention|cudnn.*sdpa",
     "GEMM": r"gemm|nvjet|cutlass|cublas|splitK|wgmma|s884|s16816",
-    "optimizer": r"multi_tensor_apply(?!.*CopyFunctor)|[Aa]dam",  # that copy is of weights, to half precision
+    "optimizer": r"multi_tensor_apply(?!.*Copy)|[Aa]dam",  # copies are casts, or into buckets
 }
 
 

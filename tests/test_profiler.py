@@ -20,6 +20,13 @@ def test_kinds_of_kernels():
     ]  # fmt: skip
     assert kind_of("Memcpy HtoD (Pinned -> Device)") == "elementwise"
     assert kind_of("void cublasLt::splitKreduce_kernel<32, 16>") == "GEMM"
+    step = "multi_tensor_apply_kernel<TensorListMetadata<{}>, {}>"  # of lists of gradients, weights, norms
+    assert kind_of(step.format(1, "BinaryOpScalarTensorFunctor<float, 1, 1, 0>, std::multiplies<float>")) == "optimizer"
+    assert (
+        kind_of(step.format(2, "CopyFunctor<c10::BFloat16, float, 2, 1, 1>, Copy<c10::BFloat16, float>"))
+        == "elementwise"
+    )
+    assert kind_of(step.format(2, "UnaryOpFunctor<float, 2, 1, 1>, Copy<float, float>")) == "elementwise"
 
 
 def test_shares_add_up():
