@@ -54,7 +54,7 @@ def build_parser():
     parser.add_argument("--precision", choices=["auto", "fp32", "tf32", "bf16", "fp16"], default="auto")
     parser.add_argument("--attention", choices=["auto", "fused", "flash", "sdpa"], default="auto")
     parser.add_argument("--reduce", choices=["fp32", "bf16"], default="fp32", help="type in which gradients travel")
-    parser.add_argument("--bucket-mb", type=positive, help="size of DDP's buckets of gradients (DDP's own if left out)")
+    parser.add_argument("--bucket-mb", type=positive, default=25, help="size of DDP's buckets of gradients")
     parser.add_argument("--steps", type=positive, default=50, help="timed steps")
     parser.add_argument("--warmup", type=whole, default=60, help="steps before the first timing")
     parser.add_argument("--repeats", type=positive, default=3)

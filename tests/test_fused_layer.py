@@ -4,21 +4,33 @@ Here its kernels are plain torch, so that what is tested is the layer; the kerne
 tests/interpreted_kernels.py, and tested on a GPU in tests/test_model.py and tests/test_graphs.py.
 """
 
+import collections
 import importlib.util
+import re
 import sys
 import types
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import load_small, same_gradients, sample_features
+from tiny import ROOT, load_small, same_gradients, sample_features
 from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoModelForQuestionAnswering, BertConfig
 
 from common import distributed, runtime
 from common import model as model_module
 from common.batches import pack
 from common.fused_layer import into_buffers, keep_gradient_buffers, product
-from common.model import compile_layers, compute_in, encoder_layers, save_model, span_loss, use_attention
+from common.model import (
+    SpanModel,
+    compile_layers,
+    compute_in,
+    encoder_layers,
+    register_attention,
+    save_model,
+    span_loss,
+    use_attention,
+)
 from common.record import describe
 
 
@@ -299,6 +311,36 @@ def test_a_product_is_not_written_where_cublas_would_be_slow(shift, written):
     assert (result.data_ptr() == out.data_ptr()) is written
     into_buffers([result, a], [out, torch.zeros_like(a)])
     torch.testing.assert_close(out, a.T @ b)
+
+
+def test_a_bucket_leaves_with_its_layer(plain_kernels, batch, tmp_path):
+    """BERT-base's gradients: what completes a bucket is nearly all of it, not the first of the next layer's."""
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        register_attention()
+        network = AutoModelForQuestionAnswering.from_config(BertConfig(), attn_implementation="packed")
+        model = SpanModel(network, "sdpa")
+        use_attention(model, "fused")
+        size = int(re.search(r"bucket_cap_mb=(\d+)", (ROOT / "distributed_ddp.py").read_text())[1])
+        replica = DistributedDataParallel(
+            model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=size
+        )
+        for _ in range(2):
+            model.zero_grad()
+            (0 * span_loss(*replica(batch), batch)).backward()
+        buckets = collections.defaultdict(list)
+        for name, p in model.named_parameters():
+            found = re.search(r"layer\.(\d+)\.", name)
+            layer = int(found[1]) if found else -1
+            if p.grad is not None and "qa_outputs" not in name:
+                buckets[p.grad.untyped_storage().data_ptr()].append((layer, p.numel()))
+        assert len(buckets) == 14  # twelve layers, the small embeddings, the words'
+        for parameters in buckets.values():
+            last = min(layer for layer, _ in parameters)  # layers' backward passes run from the last to the first
+            held = sum(count for layer, count in parameters if layer == last) / sum(count for _, count in parameters)
+            assert held > 0.99
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -8,7 +8,7 @@ from common.model import register_attention
 
 
 def train(bench):
-    args = argparse.Namespace(shape=bench.shape, precision=bench.precision, reduce="fp32", bucket_mb=None)
+    args = argparse.Namespace(shape=bench.shape, precision=bench.precision, reduce="fp32", bucket_mb=25)
     vars(args).update(
         attention="auto", attention_dropout=0.0, deterministic=False, compile=None, cuda_graphs=None, eval_tokens=None
     )
