@@ -253,7 +253,10 @@ def add_norm(x, bias, residual, weight, shift, eps, dropout, seeds, which):
 
 
 def add_norm_backward(grad, saved, weight, dropout, seeds, which):
-    """Gradients of x, residual [T, C]; parts of the sums for weight, shift and bias, float32 [P, 3 * C]."""
+    """Gradients of x, residual [T, C]; parts of the sums for weight, shift and bias, float32 [P, 3 * C].
+
+    The two gradients are two tensors without dropout too: the second is added to while the first is still needed.
+    """
     total, mean, rstd = saved
     rows, width = grad.shape
     dx, dresidual = torch.empty_like(grad), torch.empty_like(grad)

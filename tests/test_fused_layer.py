@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from tiny import ROOT, load_small, same_gradients, sample_features
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForQuestionAnswering, BertConfig
 
+from benchmarks.workload import build_network
 from common import distributed, runtime
 from common import model as model_module
 from common.batches import pack
@@ -137,6 +137,14 @@ def batch():
 def other_batch():
     features, _ = sample_features(60)
     return pack(features, [2, 7, 40])
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
 
 
 def fused(model_type="bert", **changes):
@@ -313,64 +321,53 @@ def test_a_product_is_not_written_where_cublas_would_be_slow(shift, written):
     torch.testing.assert_close(out, a.T @ b)
 
 
-def test_a_bucket_leaves_with_its_layer(plain_kernels, batch, tmp_path):
+def test_a_bucket_leaves_with_its_layer(plain_kernels, batch, one_rank):
     """BERT-base's gradients: what completes a bucket is nearly all of it, not the first of the next layer's."""
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/ranks", rank=0, world_size=1)
-    try:
-        register_attention()
-        network = AutoModelForQuestionAnswering.from_config(BertConfig(), attn_implementation="packed")
-        model = SpanModel(network, "sdpa")
-        use_attention(model, "fused")
-        size = int(re.search(r"bucket_cap_mb=(\d+)", (ROOT / "distributed_ddp.py").read_text())[1])
-        replica = DistributedDataParallel(
-            model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=size
-        )
-        for _ in range(2):
-            model.zero_grad()
-            (0 * span_loss(*replica(batch), batch)).backward()
-        buckets = collections.defaultdict(list)
-        for name, p in model.named_parameters():
-            found = re.search(r"layer\.(\d+)\.", name)
-            layer = int(found[1]) if found else -1
-            if p.grad is not None and "qa_outputs" not in name:
-                buckets[p.grad.untyped_storage().data_ptr()].append((layer, p.numel()))
-        assert len(buckets) == 14  # twelve layers, the small embeddings, the words'
-        for parameters in buckets.values():
-            last = min(layer for layer, _ in parameters)  # layers' backward passes run from the last to the first
-            held = sum(count for layer, count in parameters if layer == last) / sum(count for _, count in parameters)
-            assert held > 0.99
-    finally:
-        torch.distributed.destroy_process_group()
+    register_attention()
+    model = SpanModel(build_network("bert-base", attn_implementation="packed"), "sdpa")
+    use_attention(model, "fused")
+    size = int(re.search(r"bucket_cap_mb=(\d+)", (ROOT / "distributed_ddp.py").read_text())[1])
+    replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=size)
+    for _ in range(2):
+        model.zero_grad()
+        (0 * span_loss(*replica(batch), batch)).backward()
+    buckets = collections.defaultdict(list)
+    for name, p in model.named_parameters():
+        found = re.search(r"layer\.(\d+)\.", name)
+        layer = int(found[1]) if found else -1
+        if p.grad is not None and "qa_outputs" not in name:
+            buckets[p.grad.untyped_storage().data_ptr()].append((layer, p.numel()))
+    assert len(buckets) == 14  # twelve layers, the small embeddings, the words'
+    for parameters in buckets.values():
+        last = min(layer for layer, _ in parameters)  # layers' backward passes run from the last to the first
+        held = sum(count for layer, count in parameters if layer == last) / sum(count for _, count in parameters)
+        assert held > 0.99
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_ddp_need_not_copy_them(plain_kernels, batch, other_batch, precision, tmp_path):
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/ranks", rank=0, world_size=1)
-    try:
-        model, other = fused(), fused()
-        for one in (model, other):
-            compute_in(one, runtime.HALF.get(precision))
-        replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
-        replica.register_comm_hook(None, distributed.sum_in_fp32)
-        copies = []
-        for kept in (False, False, True, True):
-            if kept:
-                keep_gradient_buffers(model)
-            model.zero_grad()
-            loss = span_loss(*replica(batch), batch)
-            with torch.profiler.profile() as profiler:
-                loss.backward()
-            copied = [event.cpu_parent for event in profiler.events() if event.key == "aten::copy_"]
-            copies.append(sum(not parent or parent.key != "aten::_foreach_copy_" for parent in copied))
-            loss_and_gradients(other, batch)
-            same_gradients(dict(model.network.named_parameters()), dict(other.network.named_parameters()), 1e-6)
-        inner = sum("qa_outputs" not in name for name, _ in model.named_parameters())
-        assert copies[2] == copies[3] == copies[1] - inner
+def test_ddp_need_not_copy_them(plain_kernels, batch, other_batch, precision, one_rank):
+    model, other = fused(), fused()
+    for one in (model, other):
+        compute_in(one, runtime.HALF.get(precision))
+    replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    replica.register_comm_hook(None, distributed.sum_in_fp32)
+    copies = []
+    for kept in (False, False, True, True):
+        if kept:
+            keep_gradient_buffers(model)
         model.zero_grad()
-        with replica.no_sync():
-            span_loss(*replica(other_batch), other_batch).backward()
-        span_loss(*replica(batch), batch).backward()
-        span_loss(*other(other_batch), other_batch).backward()  # to the first batch's
+        loss = span_loss(*replica(batch), batch)
+        with torch.profiler.profile() as profiler:
+            loss.backward()
+        copied = [event.cpu_parent for event in profiler.events() if event.key == "aten::copy_"]
+        copies.append(sum(not parent or parent.key != "aten::_foreach_copy_" for parent in copied))
+        loss_and_gradients(other, batch)
         same_gradients(dict(model.network.named_parameters()), dict(other.network.named_parameters()), 1e-6)
-    finally:
-        torch.distributed.destroy_process_group()
+    inner = sum("qa_outputs" not in name for name, _ in model.named_parameters())
+    assert copies[2] == copies[3] == copies[1] - inner
+    model.zero_grad()
+    with replica.no_sync():
+        span_loss(*replica(other_batch), other_batch).backward()
+    span_loss(*replica(batch), batch).backward()
+    span_loss(*other(other_batch), other_batch).backward()  # to the first batch's
+    same_gradients(dict(model.network.named_parameters()), dict(other.network.named_parameters()), 1e-6)
