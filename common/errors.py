@@ -46,6 +46,12 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (`{command}` explains all options)")
 
 
+def tell(text):
+    """Write one line to stderr, in one piece: print() writes its end apart, and other ranks' words may come between."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 def one_line(error):
     """The message of a UserError on one line of bearable length: what it quotes may hold line ends and escapes."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(error))
@@ -78,25 +84,23 @@ def run(main, finish=None):
     except UserError as error:
         if rank != "0":  # mostly all ranks meet the same error, and rank 0 tells it
             let_others_speak()
-        print(f"{prefix}: {one_line(error)}", file=sys.stderr, flush=True)
+        tell(f"{prefix}: {one_line(error)}")
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         if any(words in str(error) for words in LOST):
             let_others_speak()
-            print(f"{prefix}: another rank has ended, and it says why: {one_line(error)}", file=sys.stderr, flush=True)
+            tell(f"{prefix}: another rank has ended, and it says why: {one_line(error)}")
             sys.exit(2)
         full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         if not full and "can't allocate memory" not in str(error):  # so torch says it on the CPU
             raise
-        print(
+        tell(
             f"{prefix}: out of memory; `--max-tokens-per-device N` splits each step into smaller parts and leaves the "
-            "experiment the same; in evaluation a smaller --eval-tokens helps",
-            file=sys.stderr,
-            flush=True,
+            "experiment the same; in evaluation a smaller --eval-tokens helps"
         )
         sys.exit(2)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
+        tell("interrupted")
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
@@ -105,5 +109,5 @@ def run(main, finish=None):
         if error.errno not in NO_ROOM:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        print(f"{prefix}: {place}{error.strerror}; what was saved before is whole", file=sys.stderr, flush=True)
+        tell(f"{prefix}: {place}{error.strerror}; what was saved before is whole")
         sys.exit(2)

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import time
 import zlib
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from common import squad
-from common.errors import UserError
+from common.errors import UserError, tell
 
 CACHE_FORMAT = 4  # raise it when the meaning of the arrays changes: older caches are then built anew
 
@@ -422,7 +421,7 @@ def prepare(questions, tokenizer, max_length, overlap, cache_dir, log=print, bui
         time.sleep(0.2)
         features = read_cache(folder)
         if time.monotonic() - waiting > 60:
-            print(f"still waiting for local rank 0 to leave {folder}", file=sys.stderr, flush=True)
+            tell(f"still waiting for local rank 0 to leave {folder}")
             waiting = time.monotonic()
     if features is None:
         if folder.exists():

@@ -3,11 +3,10 @@
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import time
 
-from common.errors import Preempted
+from common.errors import Preempted, tell
 
 GRACE = 5.0  # seconds from a rank's stack to its end, which ends the others too
 
@@ -77,8 +76,8 @@ class Watchdog:
             last = self.last
             sleep_until(last + self.seconds - 0.2)
             if self.seconds and self.last == last:
-                text = f"error: rank {self.rank}: no progress for {self.seconds:g} s (--hang-minutes); it stands here:"
-                print(text, file=sys.stderr, flush=True)
+                waited = f"no progress for {self.seconds:g} s (--hang-minutes)"
+                tell(f"error: rank {self.rank}: {waited}; it stands here:")
                 sleep_until(last + self.seconds + GRACE)
                 if self.seconds and self.last == last:
                     os._exit(1)

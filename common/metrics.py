@@ -12,10 +12,9 @@ import json
 import math
 import re
 import string
-import sys
 from collections import Counter
 
-from common.errors import Parser, UserError, run
+from common.errors import Parser, UserError, run, tell
 
 RULES = ("1.1", "2.0")
 
@@ -233,7 +232,7 @@ def _warn(path, ids, text, of=""):
     """One warning line on stderr: what is wrong, how often, and the first ids."""
     if ids:
         first = ", ".join(_shown(question) for question in ids[:3]) + (", ..." if len(ids) > 3 else "")
-        print(f"warning: {path}: {text}: {len(ids)}{of} ({first})", file=sys.stderr)
+        tell(f"warning: {path}: {text}: {len(ids)}{of} ({first})")
 
 
 def main(argv=None):

@@ -1,6 +1,8 @@
 """Runs that are asked to stop, or that meet a fault: nothing is lost, and what is said is one clear line."""
 
+import argparse
 import contextlib
+import io
 import json
 import os
 import random
@@ -21,7 +23,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tiny import ROOT
 from torch.utils.tensorboard import SummaryWriter
 
-from common import checkpoint, runtime
+from common import checkpoint, errors, runtime
 from common import record as records
 from common.errors import UserError
 from common.interrupts import StopRequest
@@ -155,6 +157,17 @@ def test_sigterm_after_the_last_step_changes_nothing(setting):
     assert "stopped" not in output and record(setting, "late")["status"] == "finished"
 
 
+def test_an_error_is_written_in_one_piece(monkeypatch):
+    pieces = []
+    monkeypatch.setattr(sys, "stderr", argparse.Namespace(write=pieces.append, flush=lambda: None))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        errors.run(lambda: errors.Parser(prog="x").error("no\nsuch thing"))
+    signal.signal(signal.SIGTERM, before)
+    assert pieces == ["error: no\\nsuch thing (`python x --help` explains all options)\n"]
+
+
 def test_an_error_that_all_ranks_meet_is_told_by_one(setting):
     # torchrun ends the others while they leave the word to rank 0.
     before = AT + "from common import errors\nerrors.time.sleep = terminate"
@@ -172,10 +185,10 @@ def test_an_error_of_rank_0_alone_gives_no_traceback_on_the_others(setting, way)
     (setting[0] / name).mkdir()
     (setting[0] / name / "lock").touch()
     output = launch(way, setting, name, fails=True, before=WORDS)
-    errors = [line for line in output.splitlines() if "error" in line]
-    assert any(line.startswith(f"error: {setting[0] / name}: taken by the run") for line in errors)
-    assert all("another rank has ended" in line for line in errors if line.startswith("error on rank"))
-    assert len(errors) == WAYS[way][1] and "Traceback" not in output
+    told = [line for line in output.splitlines() if "error" in line]
+    assert any(line.startswith(f"error: {setting[0] / name}: taken by the run") for line in told)
+    assert all("another rank has ended" in line for line in told if line.startswith("error on rank"))
+    assert len(told) == WAYS[way][1] and "Traceback" not in output
 
 
 def test_a_request_only_rank_0_looks_for(tmp_path):

@@ -23,18 +23,13 @@ import torch
 
 from common import answers, errors, runtime, squad
 from common.args import HelpFormatter, few, positive, read_settings
-from common.errors import Parser, UserError
+from common.errors import Parser, UserError, tell
 from common.evaluation import find_answers, finished_threshold, predict
 from common.features import build, load_tokenizer, question_limit, read_template, vocabulary_size
 from common.model import SpanModel, compile_layers, compute_in, find_model, load_config, load_model, positions
 from common.record import write_json
 
 SEARCHED = 20  # answers searched for each question, as the training scripts' --n-best; fewer are shown
-
-
-def note(text):
-    """Say something beside the answers, which go to stdout."""
-    print(text, file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -74,10 +69,10 @@ def load(name, device="auto", precision="auto", eval_tokens=None, compiled=False
 
     args = argparse.Namespace(precision=precision, attention="auto", attention_dropout=0.0, eval_tokens=eval_tokens)
     args.compile, args.cuda_graphs, args.deterministic = compiled, False, False
-    device = runtime.choose_device(device, log=note)
+    device = runtime.choose_device(device, log=tell)
     runtime.quiet_warnings()
     runtime.resolve_hardware(args, device)
-    model = load_model(path, args.attention, vocabulary=vocabulary_size(tokenizer), needs_head=True, log=note).to(
+    model = load_model(path, args.attention, vocabulary=vocabulary_size(tokenizer), needs_head=True, log=tell).to(
         device
     )
     compute_in(model, runtime.HALF.get(args.precision))
@@ -119,7 +114,7 @@ def find(reader, data, n_best=SEARCHED):
     features = build(data, reader.tokenizer, reader.max_length, reader.overlap)
     cut = [detail for _, fault, detail in features.meta["faults"] if fault == "long question"]
     if cut:
-        note(f"warning: {len(cut)} of {len(data.frame)} questions are too long and were cut, the first: {cut[0]}")
+        tell(f"warning: {len(cut)} of {len(data.frame)} questions are too long and were cut, the first: {cut[0]}")
     tokens = features.meta["tokens"]
     several = tokens > reader.eval_tokens  # a single pass needs no bar, and a log file none at all
     progress = runtime.Progress(tokens, "answering", show=several and sys.stderr.isatty())
@@ -219,7 +214,7 @@ def piped_or_typed():
         try:
             question = input("question (Ctrl-D ends): " if sys.stdout.isatty() else "").strip()
         except EOFError:
-            return note("")  # the shell's prompt begins a line of its own
+            return tell("")  # the shell's prompt begins a line of its own
         if question:
             yield [question]
 
@@ -299,7 +294,7 @@ def main(argv=None):
         for questions in piped_or_typed():
             answer(text_questions(text, questions, args.context_file))
     if is_squad:
-        note(f"{len(data.frame):,} questions answered in {time.perf_counter() - clock:.1f} s")
+        tell(f"{len(data.frame):,} questions answered in {time.perf_counter() - clock:.1f} s")
 
 
 if __name__ == "__main__":

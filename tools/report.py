@@ -10,7 +10,6 @@ needs no other file, OUT/report.md, OUT/rows.csv and OUT/figures/ (PNG and SVG).
 import datetime
 import html
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -372,7 +371,7 @@ def report(paths, baseline=None, f1=None, allow_unlike=False, out="report"):
     """Read records, print the tables and write the report into the folder `out`."""
     runs, left_out = load(paths)
     for line in left_out:
-        print(f"left out: {line}", file=sys.stderr)
+        errors.tell(f"left out: {line}")
     if not runs:
         raise UserError(f"no training to report on in {', '.join(map(str, paths))}")
     experiments = group(runs, f1)
