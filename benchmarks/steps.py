@@ -2,9 +2,11 @@
 
     python -m benchmarks.steps --batch-size 8 32 192
     torchrun --standalone --nproc-per-node=4 -m benchmarks.steps --strategy ddp fsdp-zero2 --batch-size 384
+    torchrun --standalone --nproc-per-node=2 -m benchmarks.steps --strategy ddp --bucket-mb 10 25 50 --in-turn
 
 The step is the scripts' own `train_step`; weights are random, since speed does not depend on them. Every setting is
-measured --repeats times, one setting after the other, and a line of JSON gives median, least and most.
+measured --repeats times, and a line of JSON gives median, least and most. Settings come one after the other, or with
+--in-turn all in each repeat, on the same windows, which shows differences of a part of a percent.
 """
 
 import argparse
@@ -53,11 +55,14 @@ def build_parser():
     add_workload(parser)
     parser.add_argument("--precision", choices=["auto", "fp32", "tf32", "bf16", "fp16"], default="auto")
     parser.add_argument("--attention", choices=["auto", "fused", "flash", "sdpa"], default="auto")
-    parser.add_argument("--reduce", choices=["fp32", "bf16"], default="fp32", help="type in which gradients travel")
-    parser.add_argument("--bucket-mb", type=positive, default=25, help="size of DDP's buckets of gradients")
+    parser.add_argument(
+        "--reduce", nargs="+", choices=["fp32", "bf16"], default=["fp32"], help="type in which gradients travel"
+    )
+    parser.add_argument("--bucket-mb", nargs="+", type=positive, default=[25], help="size of DDP's buckets")
     parser.add_argument("--steps", type=positive, default=50, help="timed steps")
     parser.add_argument("--warmup", type=whole, default=60, help="steps before the first timing")
     parser.add_argument("--repeats", type=positive, default=3)
+    parser.add_argument("--in-turn", action="store_true", help="keep all settings there and let them take turns")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction)
     parser.add_argument(
@@ -77,9 +82,12 @@ def whole_batches(features, batch_size):
 
 
 class Setting:
-    """One strategy at one batch size, ready to step."""
+    """One strategy at one batch size, ready to step.
 
-    def __init__(self, strategy, batch_size, args, features, device, rank, world_size):
+    reduce, bucket_mb: the type in which gradients travel, and the size of DDP's buckets of them.
+    """
+
+    def __init__(self, strategy, batch_size, reduce, bucket_mb, args, features, device, rank, world_size):
         self.features, self.device = features, device
         network = build_network(args.shape, attn_implementation="packed", attention_probs_dropout_prob=0.0)
         self.model = model = SpanModel(network, "sdpa").to(device)
@@ -94,15 +102,15 @@ class Setting:
 
             train_step = distributed_ddp.train_step
             trained = distributed_ddp.DistributedDataParallel(
-                model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=args.bucket_mb
+                model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
             )
-            trained.register_comm_hook(None, distributed.SUMS[args.reduce])
+            trained.register_comm_hook(None, distributed.SUMS[reduce])
         elif strategy.startswith("fsdp-"):
             import distributed_fsdp
 
             train_step, shard = distributed_fsdp.train_step, strategy.removeprefix("fsdp-")
             mesh = distributed.sharding_mesh(shard, device)
-            weights, gradients = runtime.HALF.get(args.precision), runtime.HALF.get(args.reduce, torch.float32)
+            weights, gradients = runtime.HALF.get(args.precision), runtime.HALF.get(reduce, torch.float32)
             policy = distributed_fsdp.MixedPrecisionPolicy(weights, gradients, cast_forward_inputs=False)
             for unit in (*encoder_layers(model), model):
                 distributed_fsdp.fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=shard != "zero2")
@@ -148,19 +156,33 @@ class Setting:
         return time.perf_counter() - begin, tokens
 
 
-def steady_runs(setting, steps, repeats):
-    """`repeats` timings of so many steps in which no graph was made, which takes as long as several steps; and True.
+def steady_runs(settings, steps, repeats):
+    """`repeats` rounds, in each of which every setting is timed over so many steps; and True.
 
-    A shape that is rare may turn up at any time: after three times as many runs the last ones are taken as they are,
-    and it is False. All ranks make their graphs at the same steps, and so agree.
+    In none of them a graph was made, which takes as long as several steps. A shape that is rare may turn up at any
+    time: after three times as many rounds the last ones are taken as they are, and it is False. All ranks make their
+    graphs at the same steps, and so agree.
     """
-    steady, all_runs = [], []
-    while len(steady) < repeats and len(all_runs) < 3 * repeats:
-        graphs = len(setting.run_step.graphs)
-        all_runs.append(setting.run(steps))
-        if len(setting.run_step.graphs) == graphs:
-            steady.append(all_runs[-1])
-    return (steady, True) if len(steady) == repeats else (all_runs[-repeats:], False)
+
+    def graphs():
+        return [len(setting.run_step.graphs) for setting in settings]
+
+    steady, rounds = [], []
+    while len(steady) < repeats and len(rounds) < 3 * repeats:
+        before = graphs()
+        rounds.append([setting.run(steps) for setting in settings])
+        if graphs() == before:
+            steady.append(rounds[-1])
+    return (steady, True) if len(steady) == repeats else (rounds[-repeats:], False)
+
+
+def profile(setting):
+    """The kernels of PROFILED steps as `device_kernels` gives them; [] on a CPU."""
+    with torch.profiler.profile(schedule=torch.profiler.schedule(wait=0, warmup=1, active=1)) as profiler:
+        setting.run(2)  # beginning to trace takes each rank a time of its own, for which the others would wait
+        profiler.step()
+        setting.run(PROFILED)
+    return device_kernels(profiler)
 
 
 def largest_kernels(kernels, steps, rows=28):
@@ -195,53 +217,55 @@ def main():
     features = load_windows(args, log, builds=local_rank == 0)[-1]
     if distributed_run:
         distributed.start(device)
-    for batch_size in args.batch_size:
-        for strategy in args.strategy:
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
+    choices = list(itertools.product(args.batch_size, args.strategy, args.reduce, args.bucket_mb))
+    for together in [choices] if args.in_turn else [[choice] for choice in choices]:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        settings, warm = [], []
+        for batch_size, strategy, *sent in together:
             begin = time.perf_counter()
-            setting = Setting(strategy, batch_size, args, features, device, rank, world_size)
-            setting.run(args.warmup)
-            warm = time.perf_counter() - begin
-            timings, steady = steady_runs(setting, args.steps, args.repeats)
+            settings.append(Setting(strategy, batch_size, *sent, args, features, device, rank, world_size))
+            settings[-1].run(args.warmup)
+            warm.append(time.perf_counter() - begin)
+        rounds, steady = steady_runs(settings, args.steps, args.repeats)
+        for number, (batch_size, strategy, reduce, bucket_mb) in enumerate(together):
+            setting, timings = settings[number], [timed[number] for timed in rounds]
             speeds = [batch_size * args.steps / seconds for seconds, _ in timings]
             rates = [tokens * setting.flops / seconds / 1e12 for seconds, tokens in timings]
+            line = {
+                "device": runtime.device_name(device),
+                "shape": args.shape,
+                "strategy": strategy,
+                "ranks": world_size,
+                "attention": setting.model.attention,
+                "precision": args.precision,
+                "batch_size": batch_size,
+                "reduce": reduce,
+                "bucket_mb": bucket_mb,
+                "windows_per_second": [round(f(speeds)) for f in (statistics.median, min, max)],
+                "ms_a_step": round(1000 * batch_size / statistics.median(speeds), 2),
+                "useful_tflops": round(statistics.median(rates), 1),
+                "peak_memory_gb": round(runtime.peak_memory(device) / 1e9, 2),  # of all that are there
+                "warmup_s": round(warm[number], 1),
+                "graphs": len(setting.run_step.graphs),
+                "steady": steady,
+                "parameters": sum(p.numel() for p in setting.model.parameters()),
+            }
+            if args.in_turn:  # of each round's seconds to those of the first setting
+                ratios = [timed[number][0] / timed[0][0] for timed in rounds]
+                line["time_to_first"] = [round(f(ratios), 4) for f in (statistics.median, min, max)]
             kernels, parts = [], None
             if args.profile:
-                with torch.profiler.profile() as profiler:
-                    setting.run(PROFILED)
-                kernels = device_kernels(profiler)
+                kernels = profile(setting)
                 parts = shares(kernels) if kernels else None
-            log(
-                json.dumps(
-                    {
-                        "device": runtime.device_name(device),
-                        "shape": args.shape,
-                        "strategy": strategy,
-                        "ranks": world_size,
-                        "attention": setting.model.attention,
-                        "precision": args.precision,
-                        "batch_size": batch_size,
-                        "reduce": args.reduce,
-                        "bucket_mb": args.bucket_mb,
-                        "windows_per_second": [round(f(speeds)) for f in (statistics.median, min, max)],
-                        "ms_a_step": round(1000 * batch_size / statistics.median(speeds), 2),
-                        "useful_tflops": round(statistics.median(rates), 1),
-                        "peak_memory_gb": round(runtime.peak_memory(device) / 1e9, 2),
-                        "warmup_s": round(warm, 1),
-                        "graphs": len(setting.run_step.graphs),
-                        "steady": steady,
-                        "parameters": sum(p.numel() for p in setting.model.parameters()),
-                        "ms_of": parts and {kind: round(value / 1000 / PROFILED, 3) for kind, value in parts.items()},
-                    }
-                )
-            )
+            line["ms_of"] = parts and {kind: round(value / 1000 / PROFILED, 3) for kind, value in parts.items()}
+            log(json.dumps(line))
             if kernels:
                 log(shares_table(parts, PROFILED))
                 log(largest_kernels(kernels, PROFILED))
-            del setting
-            gc.collect()
-            torch.cuda.empty_cache()
+        del settings, setting
+        gc.collect()
+        torch.cuda.empty_cache()
     if distributed_run:
         distributed.finish()
 

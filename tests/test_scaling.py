@@ -79,7 +79,20 @@ def test_runs_in_which_a_graph_is_made_are_warm_up(captures, taken, steady):
             self.runs += 1
             return self.runs - 1
 
-    assert steps.steady_runs(Setting(), 7, 2) == (taken, steady)
+    assert steps.steady_runs([Setting()], 7, 2) == ([[number] for number in taken], steady)
+
+
+def test_settings_in_turn_are_compared_within_each_round(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "benchmarks.steps", "--strategy", "ddp", "--batch-size", "8", "--shape", "tiny", "--in-turn"]
+    command += ["--device", "cpu", "--steps", "2", "--warmup", "1", "--profile", "--bucket-mb", "1", "25"]
+    command += ["--train-file", str(SAMPLE / "train.json"), "--cache-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert (first["bucket_mb"], second["bucket_mb"]) == (1, 25) and first["time_to_first"] == [1, 1, 1]
+    median, least, most = second["time_to_first"]
+    assert 0 < least <= median <= most
 
 
 def test_each_setting_is_measured_once():

@@ -8,7 +8,7 @@ from common.model import register_attention
 
 
 def train(bench):
-    args = argparse.Namespace(shape=bench.shape, precision=bench.precision, reduce="fp32", bucket_mb=25)
+    args = argparse.Namespace(shape=bench.shape, precision=bench.precision)
     vars(args).update(
         attention="auto", attention_dropout=0.0, deterministic=False, compile=None, cuda_graphs=None, eval_tokens=None
     )
@@ -22,7 +22,8 @@ def train(bench):
         distributed.start(bench.device)
     strategy = bench.way.options.get("strategy", "baseline" if bench.world_size == 1 else "ddp")
     batch_size = bench.way.batch_size * bench.world_size
-    setting = Setting(strategy, batch_size, args, bench.features, bench.device, bench.rank, bench.world_size)
+    place = bench.device, bench.rank, bench.world_size
+    setting = Setting(strategy, batch_size, "fp32", 25, args, bench.features, *place)
     bench.attention, bench.compile = setting.model.attention, setting.model.compiled
     while True:
         setting.step()
