@@ -1,8 +1,9 @@
-"""Writes the README's performance section from the committed records, so that no figure in it is typed.
+"""Writes the README's performance section and docs/performance.md from the committed records: no figure is typed.
 
     python -m benchmarks.readme
 
-The section stands between two marker lines; a test asserts that it is what this command would write.
+The README has the tables of the records in SHOWN, between two marker lines, docs/performance.md those of all. A test
+asserts that both are what this command would write.
 """
 
 import json
@@ -16,10 +17,16 @@ from common.squad import ROOT
 BEGIN = "<!-- written by `python -m benchmarks.readme` from benchmarks/records -->\n"
 END = "<!-- end of what benchmarks.readme writes -->\n"
 RECORDS = ROOT / "benchmarks" / "records"
+SHOWN = ("peers-h100", "cpu-trainer", "steps-h100", "scaling-h200x4", "quality-minilm")
+ALL = """# Performance
+
+The tables of all records, by `python -m benchmarks.readme`. [benchmarks/README.md](../benchmarks/README.md) says how
+each comes about, and where; [benchmarks/NOTES.md](../benchmarks/NOTES.md) what they mean.
+"""
 
 
-def section(records=RECORDS):
-    """The text between the markers: for each kind of record its tables, or a line that says there is none."""
+def section(records=RECORDS, shown=None):
+    """For each kind of record its tables, or a line that says there is none; shown: names of records, None for all."""
     parts = []
     for title, pattern, tell, command in (
         ("This project and others, on the same windows", "peers-*", peers, "compare"),
@@ -28,11 +35,16 @@ def section(records=RECORDS):
         ("Scaling", "scaling-*", scaled, "scaling"),
         ("Quality against time", "quality-*", quality, "quality"),
     ):
-        folders = sorted(folder for folder in records.glob(pattern) if folder.is_dir())
+        folders = sorted(one for one in records.glob(pattern) if one.is_dir() and one.name in (shown or [one.name]))
         told = [tell(folder) for folder in folders]
-        missing = f"No record yet: `python -m benchmarks.{command}` makes one ([how](benchmarks/README.md))."
+        missing = f"No record yet: `python -m benchmarks.{command}` makes one."
         parts.append(f"### {title}\n\n" + ("\n\n".join(told) or missing))
     return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def all_tables():
+    """The text of docs/performance.md."""
+    return ALL + section().replace("### ", "## ").rstrip() + "\n"
 
 
 def read(path):
@@ -172,7 +184,8 @@ def rewrite(text, new):
 
 def main():
     path = ROOT / "README.md"
-    path.write_text(rewrite(path.read_text(), section()))
+    path.write_text(rewrite(path.read_text(), section(shown=SHOWN)))
+    (ROOT / "docs" / "performance.md").write_text(all_tables())
 
 
 if __name__ == "__main__":

@@ -22,10 +22,15 @@ def write(folder, **records):
         (folder / f"{name}.json").write_text(json.dumps(record))
 
 
-def test_the_section_is_what_the_command_writes():
-    assert readme.rewrite(README, readme.section()) == README, "run `python -m benchmarks.readme`"
+def test_the_tables_are_what_the_command_writes():
+    text = readme.section(shown=readme.SHOWN)
+    assert readme.rewrite(README, text) == README, "run `python -m benchmarks.readme`"
     edited = README.replace(readme.END, "a figure typed by hand\n" + readme.END)
-    assert readme.rewrite(edited, readme.section()) != edited
+    assert readme.rewrite(edited, text) != edited
+    performance = (ROOT / "docs" / "performance.md").read_text()
+    assert performance == readme.all_tables(), "run `python -m benchmarks.readme`"
+    for name in readme.SHOWN:
+        assert text.count(f"`benchmarks/records/{name}`") == performance.count(f"`benchmarks/records/{name}`") == 1
 
 
 def test_missing_records_are_told(tmp_path):
