@@ -129,7 +129,7 @@ def main():
     trainable = trainable_windows(features["train"])
     total_steps = args.epochs * -(-len(trainable) // args.batch_size)
     replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=25)
-    replica.register_comm_hook(None, distributed.SUMS[args.reduce])  # a sum, no mean; 25 MB: the first bucket's too
+    replica.register_comm_hook(model, distributed.SUMS[args.reduce])  # a sum, no mean; 25 MB: the first bucket's too
     groups = parameter_groups(model, args.weight_decay)
     adamw = {"lr": torch.tensor(args.learning_rate, device=device), "fused": True, "capturable": True}
     optimizer = torch.optim.AdamW(groups, **adamw)

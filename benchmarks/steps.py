@@ -104,7 +104,7 @@ class Setting:
             trained = distributed_ddp.DistributedDataParallel(
                 model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
             )
-            trained.register_comm_hook(None, distributed.SUMS[reduce])
+            trained.register_comm_hook(model, distributed.SUMS[reduce])
         elif strategy.startswith("fsdp-"):
             import distributed_fsdp
 

@@ -77,6 +77,7 @@ class PackedBatch:
     start, end: int64 [B], the labels as indices into T (of the window's [CLS] for no answer).
     window: int64 [B], the window's number, -1 for a filling window. weight: float32 [B], 0 where no loss is taken.
     max_length: no window of any batch is longer; longest: no window of this one is.
+    words: int64 [U], the token ids of all ranks' micro-batches of this step; None on a single rank.
     """
 
     input_ids: torch.Tensor
@@ -89,6 +90,7 @@ class PackedBatch:
     weight: torch.Tensor
     max_length: int
     longest: int
+    words: torch.Tensor | None = None
 
     def map(self, function):
         """The batch with `function` applied to each tensor."""
@@ -179,7 +181,23 @@ def pack_steps(features, plan, rank, world_size, accumulation, max_tokens=None, 
     lengths = features.lengths
     for windows in plan:
         shares = micro_batches(windows, lengths, world_size, accumulation, max_tokens)
-        yield [pack_share(features, ranks, rank, fixed_shapes) for ranks in shares]
+        words = words_of(features, windows, fixed_shapes) if world_size > 1 else None
+        yield [replace(pack_share(features, ranks, rank, fixed_shapes), words=words) for ranks in shares]
+
+
+def words_of(features, windows, fixed_shapes):
+    """The token ids that occur in these windows or in what fills them up, int64 [U].
+
+    With fixed_shapes the last one is repeated until U is a power of 2, or half as much again: few shapes occur.
+    """
+    bounds = zip(features.offsets[windows], features.offsets[windows + 1], strict=True)
+    ids = np.concatenate([[features.pad_id], *(features.input_ids[begin:end] for begin, end in bounds)])
+    words = np.flatnonzero(np.bincount(ids))
+    if fixed_shapes:
+        power = 1 << (len(words) - 1).bit_length()
+        room = power if len(words) > power * 3 // 4 else power * 3 // 4
+        words = np.pad(words, (0, room - len(words)), mode="edge")
+    return torch.from_numpy(words)
 
 
 def pack_share(features, shares, rank, fixed_shapes):

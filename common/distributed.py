@@ -65,22 +65,42 @@ def gather(value):
     return values
 
 
-def sum_in_fp32(_, bucket):
-    """A communication hook for DistributedDataParallel: the sum over ranks of a bucket of gradients, in place.
+def sum_as(dtype):
+    """A communication hook for DistributedDataParallel: a bucket's sum over all ranks, in place, sent in this type.
 
-    Without a hook, DDP takes the mean, for which it divides each gradient in a kernel of its own.
+    Without a hook, DDP takes the mean, for which it divides each gradient in a kernel of its own. The hook's state is
+    the SpanModel. The word embeddings' gradient is the last to be ready, so that nothing hides its way: of it only the
+    rows of the words that some rank has met are sent, since all others are zero.
     """
-    arrived = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-    return arrived.then(lambda future: future.value()[0])
+
+    def summed(tensor, put):
+        return dist.all_reduce(tensor.to(dtype), async_op=True).get_future().then(lambda done: put(done.value()[0]))
+
+    def hook(model, bucket):
+        buffer, words = bucket.buffer(), model.words
+        table = model.network.get_input_embeddings().weight
+        held = [grad for grad, weight in zip(bucket.gradients(), bucket.parameters(), strict=True) if weight is table]
+        if not held or words is None or len(words) >= len(table):
+            return summed(buffer, lambda total: total if total.dtype == buffer.dtype else buffer.copy_(total))
+
+        (gradient,) = held
+        begin = gradient.storage_offset() - buffer.storage_offset()
+        before, after = buffer[:begin], buffer[begin + gradient.numel() :]
+        parts = [before, gradient[words].flatten(), after]
+
+        def put_back(total):
+            first, rows, last = total.to(buffer.dtype).split([len(part) for part in parts])
+            before.copy_(first)
+            gradient[words] = rows.view(len(words), -1)
+            after.copy_(last)
+            return buffer
+
+        return summed(torch.cat(parts), put_back)
+
+    return hook
 
 
-def sum_in_bf16(_, bucket):
-    """The same, sent in bf16."""
-    arrived = dist.all_reduce(bucket.buffer().bfloat16(), async_op=True).get_future()
-    return arrived.then(lambda future: bucket.buffer().copy_(future.value()[0]))
-
-
-SUMS = {"fp32": sum_in_fp32, "bf16": sum_in_bf16}  # by --reduce
+SUMS = {"fp32": sum_as(torch.float32), "bf16": sum_as(torch.bfloat16)}  # by --reduce
 
 
 def part_of(tensor, like):

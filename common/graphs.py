@@ -12,8 +12,10 @@ MOST = 64  # graphs; each holds a few MB of the card, and steps of shapes beyond
 
 
 def shape(micro_batches, windows):
-    """What a graph is of: the windows of the global batch, tokens and windows of each micro-batch."""
-    return (windows, *((len(batch.input_ids), len(batch.window)) for batch in micro_batches))
+    """What a graph is of: windows and words of the global batch, tokens and windows of each micro-batch."""
+    words = micro_batches[0].words
+    sizes = ((len(batch.input_ids), len(batch.window)) for batch in micro_batches)
+    return (windows, 0 if words is None else len(words), *sizes)
 
 
 class StepGraphs:

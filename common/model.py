@@ -132,6 +132,7 @@ class SpanModel(nn.Module):
         self.attention = attention
         self.half = None  # see compute_in
         self.compiled = False  # whether compile_layers found something to compile
+        self.words = None  # of the last batch, see PackedBatch: rows of the word embeddings that have a gradient
         config = network.config
         self.position_offset = config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
         # distilbert has no token types, and RoBERTa-likes have a single one
@@ -139,7 +140,9 @@ class SpanModel(nn.Module):
 
     def forward(self, batch):
         """Start and end logits, float32 [T] each."""
-        run = self.forward_padded if self.attention == "padded" else self.forward_packed
+        padded = self.attention == "padded"
+        self.words = None if padded else batch.words  # others' code may use that table in other ways too
+        run = self.forward_padded if padded else self.forward_packed
         start_logits, end_logits = run(batch)
         return start_logits.float().clone(), end_logits.float().clone()  # FSDP's hooks must not sit on a view
 

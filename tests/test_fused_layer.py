@@ -350,7 +350,7 @@ def test_ddp_need_not_copy_them(plain_kernels, batch, other_batch, precision, on
     for one in (model, other):
         compute_in(one, runtime.HALF.get(precision))
     replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
-    replica.register_comm_hook(None, distributed.sum_in_fp32)
+    replica.register_comm_hook(model, distributed.SUMS["fp32"])
     copies = []
     for kept in (False, False, True, True):
         if kept:

@@ -5,6 +5,7 @@ Twenty steps of a small BERT in fp32 without dropout on real windows, the last b
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -168,7 +169,7 @@ FAULTS = {  # name: (script, ranks, options, what is written, what stands there 
         "distributed_ddp.py",
         2,
         [],
-        "replica.register_comm_hook(None, distributed.SUMS[args.reduce])",
+        "replica.register_comm_hook(model, distributed.SUMS[args.reduce])",
         "pass",
     ),
     "mean of rank means": (
@@ -252,6 +253,48 @@ def test_gradients_travel_once_a_step(setting, tmp_path, script, right, wrong, s
         counts.append({int(line.split()[1]) for line in output.splitlines() if line.startswith("synchronised")})
     # 2 passes of 3 micro-batches without a gradient, then 2 steps; fsdp: one sync a layer and one at the root.
     assert counts == [{(2 * 3 + 2) * syncs}, {(2 * 3 + 2 * 3) * syncs}]
+
+
+SMALLER = """
+import runpy, sys
+import torch
+import torch.distributed as dist
+from common import batches
+
+all_reduce, words_of = dist.all_reduce, batches.words_of
+most = 0
+def watched(tensor, *arguments, **named):
+    global most
+    most = max(most, tensor.numel())
+    return all_reduce(tensor, *arguments, **named)
+
+dist.all_reduce = watched
+if sys.argv[1] == "a word forgotten":
+    batches.words_of = lambda *arguments: words_of(*arguments)[:-1]
+sys.argv = sys.argv[2:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print(f"at most {most} numbers sent\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.parametrize("buckets", ["bucket_cap_mb=25", "bucket_cap_mb=0.001"])
+@pytest.mark.parametrize("fault", ["", "a word forgotten"])
+def test_of_the_word_embeddings_only_what_occurs_is_sent(setting, reference, tmp_path, buckets, fault):
+    """In one bucket with all other gradients, and with few others in it."""
+    text = (ROOT / "distributed_ddp.py").read_text()
+    assert text.count("bucket_cap_mb=25") == 1
+    (tmp_path / "distributed_ddp.py").write_text(text.replace("bucket_cap_mb=25", buckets))
+    (tmp_path / "smaller.py").write_text(SMALLER)
+    name = re.sub(r"[\W_]", "-", buckets + fault)
+    arguments = [fault, str(tmp_path / "distributed_ddp.py"), *setting[1], "--accumulation", "2", "--run-name", name]
+    output = launch(tmp_path / "smaller.py", 2, arguments)
+    result = train(setting, name, None, None, None)
+    assert bool(differences(result, reference)) == bool(fault)
+    table = next(tensor for key, tensor in result[2].items() if key.endswith("word_embeddings.weight"))
+    sent = {int(number) for number in re.findall(r"at most (\d+) numbers sent", output)}
+    assert len(sent) == 1 and 0 < sent.pop() < table.numel() / 4
 
 
 def test_fewer_windows_than_ranks(setting):

@@ -16,7 +16,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from common import squad
-from common.batches import capacity, evaluation_chunks, filler_lengths, micro_batches, pack, pack_share, plan_epoch
+from common.batches import (
+    capacity,
+    evaluation_chunks,
+    filler_lengths,
+    micro_batches,
+    pack,
+    pack_share,
+    pack_steps,
+    plan_epoch,
+)
 from common.batches import share as share_out
 from common.features import Features, build, tidy_spans
 from common.metrics import score_answer
@@ -390,6 +399,35 @@ def test_all_ranks_get_one_shape(lengths, world_size, seed):
         assert batch.cu_seqlens.diff().min() >= 1 and batch.cu_seqlens.diff().max() <= 384
 
 
+@given(
+    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=60),
+    world_size=st.integers(2, 5),
+    accumulation=st.integers(1, 3),
+    fixed_shapes=st.booleans(),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=60)
+def test_all_ranks_know_the_words_of_all(lengths, world_size, accumulation, fixed_shapes, seed):
+    features = windows_of(lengths, 64, seed)
+    plan = plan_epoch(np.arange(len(lengths)), 7, seed, 1)[-1:]
+    ranks = [
+        next(pack_steps(features, plan, rank, world_size, accumulation, fixed_shapes=fixed_shapes))
+        for rank in range(world_size)
+    ]
+    batches = [batch for share in ranks for batch in share]
+    met = {features.pad_id, *(int(word) for batch in batches for word in batch.input_ids)}
+    for batch in batches:
+        assert torch.equal(batch.words, batches[0].words) and set(batch.words.tolist()) == met
+    rows = len(batches[0].words)
+    if fixed_shapes:
+        odd = rows >> (rows & -rows).bit_length() - 1
+        assert odd in (1, 3) and len(met) <= rows < max(2 * len(met), 2)
+    else:
+        assert rows == len(met)
+    (alone,) = next(pack_steps(features, plan, 0, 1, 1, fixed_shapes=fixed_shapes))
+    assert alone.words is None
+
+
 @given(windows=st.integers(1, 300), max_length=st.integers(1, 64), data=st.data())
 def test_filler_lengths(windows, max_length, data):
     tokens = data.draw(st.integers(windows, windows * max_length))
@@ -481,7 +519,7 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_shared_out(network, lengths,
 
 
 def test_a_batch_knows_all_its_tensors():
-    batch = pack(windows_of([5, 9], 48), [1, 0])
+    batch = dataclasses.replace(pack(windows_of([5, 9], 48), [1, 0]), words=torch.arange(3))
     moved = batch.map(lambda tensor: tensor + 1)
     for field in dataclasses.fields(batch):
         value = getattr(batch, field.name)
