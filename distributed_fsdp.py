@@ -137,9 +137,9 @@ def main():
     # pass, which changes the order of sums: a run that goes on from a checkpoint must not differ there. They are the
     # largest step's, in whose memory the others find room.
     model.train()
-    largest = largest_batch(features["train"], plan_epoch(trainable, args.batch_size, args.seed, epoch=1))
-    split = args.accumulation, args.max_tokens_per_device
-    shares = next(pack_steps(features["train"], [largest], rank, world_size, *split, fixed_shapes=args.cuda_graphs))
+    split = world_size, args.accumulation, args.max_tokens_per_device
+    largest = largest_batch(features["train"], plan_epoch(trainable, args.batch_size, args.seed, epoch=1), *split)
+    shares = next(pack_steps(features["train"], [largest], rank, *split, fixed_shapes=args.cuda_graphs))
     with runtime.memory_for(shares):
         for batch in 2 * [share.to(device) for share in shares]:
             optimizer.zero_grad()

@@ -79,7 +79,7 @@ WAYS = [
 
 def build_parser():
     parser = Parser(
-        prog="benchmarks.compare",
+        prog="python -m benchmarks.compare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -432,7 +432,8 @@ def compare(args, out):
                     a_second = replies[0]["steps"] / replies[0]["seconds"]
                     steps[name] = max(1, round(a_second * args.seconds / cycle)) * cycle
                     continue
-                save(name, **add_round(records[name], replies, on_cuda))
+                add_round(records[name], replies, on_cuda)
+                save(name)
                 log(f"round {number}/{args.rounds}  {name}: {speed_text(speeds(records[name])[-1])} windows/s")
     finally:
         with concurrent.futures.ThreadPoolExecutor(32) as pool:

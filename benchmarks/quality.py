@@ -57,6 +57,7 @@ class Epochs(transformers.TrainerCallback):
 
 def main():
     parser = build_parser(__doc__.split("\n")[0])
+    parser.prog = "python -m benchmarks.quality"
     parser.set_defaults(**RECIPE)
     args = resolve(parser)
     for action in parser._actions:

@@ -109,8 +109,11 @@ def steps(folder):
         row |= {"ms a step": f"{one['ms_a_step']:.1f}", "useful TFLOP/s": f"{one['useful_tflops']:.0f}"}
         found.append(row | {"GB a GPU": f"{one['peak_memory_gb']:.1f}"})
     device = each(one["device"] for one in lines if "device" in one)
-    what = "steady state, median of the repeats (least to most), useful: real tokens alone"
-    return caption(folder, each(one["shape"] for one in lines), device, "", what) + compare.table(found)
+    what = "median of the repeats (least to most), useful: real tokens alone"
+    if not all(one.get("steady") for one in lines):  # older ones do not say
+        what += "; a repeat may hold the making of a graph"
+    versions = each(one["torch"] for one in lines if "torch" in one)
+    return caption(folder, each(one["shape"] for one in lines), device, versions, what) + compare.table(found)
 
 
 def scaled(folder):
@@ -148,7 +151,7 @@ def quality(folder):
                 "F1": mean(epoch["f1"] for epoch in best),
                 "seconds of training": spread(statistics.median(seconds), min(seconds), max(seconds), "{:.0f}".format),
                 "last epoch": f"{statistics.median(run['epochs'][-1]['train_seconds'] for run in same):.1f}",
-                f"seconds to F1 {target:.1f}": f"{statistics.median(seconds_to(run, target) for run in same):.0f}",
+                f"seconds to F1 {target:.2f}": f"{statistics.median(seconds_to(run, target) for run in same):.0f}",
             }
         )
     model = each(run["model"]["name"] for run in runs) + " on " + each(run["data"]["name"] for run in runs)

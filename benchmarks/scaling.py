@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks import steps
 from common import errors
 from common.args import above_zero, positive
 from common.record import environment, write_json
@@ -104,6 +105,9 @@ def main():
     args, options = build_parser().parse_known_args()  # the rest goes to benchmarks.steps
     if 1 not in args.gpus:
         raise errors.UserError("--gpus: add 1, which the others are compared with")
+    further = steps.build_parser().parse_args(options)
+    if further.in_turn or len(further.reduce) > 1 or len(further.bucket_mb) > 1:
+        raise errors.UserError("--reduce and --bucket-mb take one value here, --in-turn none: see benchmarks.steps")
     results, wanted = [], plan(args.gpus, args.strategy, args.weak, args.strong)
     for ranks in args.gpus:
         sizes = sorted({size for r, _, size in wanted if r == ranks})

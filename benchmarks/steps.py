@@ -43,8 +43,10 @@ from common.model import (
     use_attention,
 )
 from common.profiler import device_kernels, shares, shares_table
+from common.record import git_state
 
 STRATEGIES = ("baseline", "ddp", "fsdp-zero2", "fsdp-zero3")
+BUCKET_MB = 25  # as distributed_ddp.py has it
 PROFILED = 20  # steps in a profile: of fewer, one has more tokens than the next
 
 
@@ -58,7 +60,7 @@ def build_parser():
     parser.add_argument(
         "--reduce", nargs="+", choices=["fp32", "bf16"], default=["fp32"], help="type in which gradients travel"
     )
-    parser.add_argument("--bucket-mb", nargs="+", type=positive, default=[25], help="size of DDP's buckets")
+    parser.add_argument("--bucket-mb", nargs="+", type=positive, default=[BUCKET_MB], help="size of DDP's buckets")
     parser.add_argument("--steps", type=positive, default=50, help="timed steps")
     parser.add_argument("--warmup", type=whole, default=60, help="steps before the first timing")
     parser.add_argument("--repeats", type=positive, default=3)
@@ -81,14 +83,22 @@ def whole_batches(features, batch_size):
         yield from (batch for batch in plan_epoch(windows, batch_size, 0, epoch) if len(batch) == batch_size)
 
 
-class Setting:
-    """One strategy at one batch size, ready to step.
+def choices(args):
+    """What to measure, each once: (strategy, batch size, type in which gradients travel, size of DDP's buckets)."""
+    asked = itertools.product(args.batch_size, args.strategy, args.reduce, args.bucket_mb)
+    return list(
+        dict.fromkeys(
+            (strategy, size, None if strategy == "baseline" else reduce, bucket if strategy == "ddp" else None)
+            for size, strategy, reduce, bucket in asked
+        )
+    )
 
-    reduce, bucket_mb: the type in which gradients travel, and the size of DDP's buckets of them.
-    """
+
+class Setting:
+    """One of `choices`, ready to step."""
 
     def __init__(self, strategy, batch_size, reduce, bucket_mb, args, features, device, rank, world_size):
-        self.features, self.device = features, device
+        self.lengths, self.device, self.rank = features.lengths, device, rank
         network = build_network(args.shape, attn_implementation="packed", attention_probs_dropout_prob=0.0)
         self.model = model = SpanModel(network, "sdpa").to(device)
         use_attention(model, args.attention)
@@ -126,24 +136,24 @@ class Setting:
         plan = itertools.chain([largest], whole_batches(features, batch_size))
         steps = pack_steps(features, plan, rank, world_size, 1, None, fixed_shapes=args.cuda_graphs)
         first = next(steps)
-        if strategy == "ddp":
-            for batch in 2 * [share.to(device) for share in first]:
-                optimizer.zero_grad()
-                (0 * span_loss(*trained(batch), batch)).backward()
-            keep_gradient_buffers(model)
+        for batch in 2 * [share.to(device) for share in first]:
             optimizer.zero_grad()
+            (0 * span_loss(*trained(batch), batch)).backward()
+        if strategy == "ddp":
+            keep_gradient_buffers(model)
+        optimizer.zero_grad()
         self.run_step = StepGraphs(step, device, args.cuda_graphs, (first, batch_size))
         self.micro_batches = prefetch(steps, device)
 
     def step(self):
         """One optimizer step as the scripts' loops do it; returns its tokens."""
         windows = next(self.plan)
-        runtime.seed_dropout(0, self.done, 0)
+        runtime.seed_dropout(0, self.done, self.rank)
         self.run_step(next(self.micro_batches), len(windows))
         self.scheduler.get_last_lr()
         self.scheduler.step()
         self.done += 1
-        return int(self.features.lengths[windows].sum())
+        return int(self.lengths[windows].sum())
 
     def run(self, steps):
         """(seconds, tokens) of so many steps; waits for the device before and after."""
@@ -217,22 +227,27 @@ def main():
     features = load_windows(args, log, builds=local_rank == 0)[-1]
     if distributed_run:
         distributed.start(device)
-    choices = list(itertools.product(args.batch_size, args.strategy, args.reduce, args.bucket_mb))
-    for together in [choices] if args.in_turn else [[choice] for choice in choices]:
+    commit, dirty = git_state()
+    for together in [choices(args)] if args.in_turn else [[choice] for choice in choices(args)]:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         settings, warm = [], []
-        for batch_size, strategy, *sent in together:
+        for choice in together:
             begin = time.perf_counter()
-            settings.append(Setting(strategy, batch_size, *sent, args, features, device, rank, world_size))
+            settings.append(Setting(*choice, args, features, device, rank, world_size))
             settings[-1].run(args.warmup)
             warm.append(time.perf_counter() - begin)
         rounds, steady = steady_runs(settings, args.steps, args.repeats)
-        for number, (batch_size, strategy, reduce, bucket_mb) in enumerate(together):
+        memory = runtime.peak_memory(device)
+        memory = distributed.gather(memory) if distributed_run else [memory]
+        for number, (strategy, batch_size, reduce, bucket_mb) in enumerate(together):
             setting, timings = settings[number], [timed[number] for timed in rounds]
             speeds = [batch_size * args.steps / seconds for seconds, _ in timings]
             rates = [tokens * setting.flops / seconds / 1e12 for seconds, tokens in timings]
             line = {
+                "git_commit": commit,
+                "git_dirty": dirty,
+                "torch": torch.__version__,
                 "device": runtime.device_name(device),
                 "shape": args.shape,
                 "strategy": strategy,
@@ -245,7 +260,8 @@ def main():
                 "windows_per_second": [round(f(speeds)) for f in (statistics.median, min, max)],
                 "ms_a_step": round(1000 * batch_size / statistics.median(speeds), 2),
                 "useful_tflops": round(statistics.median(rates), 1),
-                "peak_memory_gb": round(runtime.peak_memory(device) / 1e9, 2),  # of all that are there
+                "peak_memory_gb": round(max(memory) / 1e9, 2),  # in turn: of all settings together
+                "peak_memory_gb_by_rank": [round(one / 1e9, 2) for one in memory],
                 "warmup_s": round(warm[number], 1),
                 "graphs": len(setting.run_step.graphs),
                 "steady": steady,

@@ -101,7 +101,8 @@ def build_parser(description):
     training.add_argument(
         "--max-tokens-per-device",
         type=positive,
-        help="less memory: split a step into micro-steps of at most so many tokens; the experiment stays the same",
+        help="less memory: split a step into micro-steps of at most so many tokens, which graphs round up; the "
+        "experiment stays the same",
     )
     training.add_argument(
         "--checkpoint-activations", action="store_true", help="less memory: recompute the layers in the backward pass"

@@ -167,10 +167,16 @@ def pack(features, windows, size=None):
     )
 
 
-def largest_batch(features, plan):
-    """The global batch of `plan` with the most tokens."""
+def largest_batch(features, plan, world_size=1, accumulation=1, max_tokens=None):
+    """The global batch of `plan` that needs the most memory: whose largest micro-batch has the most tokens."""
     lengths = features.lengths
-    return max(plan, key=lambda windows: lengths[windows].sum())
+
+    def largest(windows):
+        steps = micro_batches(windows, lengths, world_size, accumulation, max_tokens)
+        return max(int(lengths[share].sum()) for shares in steps for share in shares)
+
+    # Shares without a limit are nearly equal, so that the sum tells.
+    return max(plan, key=largest if max_tokens else lambda windows: int(lengths[windows].sum()))
 
 
 def pack_steps(features, plan, rank, world_size, accumulation, max_tokens=None, fixed_shapes=False):

@@ -14,6 +14,7 @@ import torch
 from common import answers, metrics
 from common.batches import evaluation_chunks, pack, prefetch
 from common.errors import UserError
+from common.interrupts import watchdog
 from common.model import pad_logits, window_losses
 from common.record import RunFolder, default_name, describe, read_record, write_json
 from common.runtime import Progress, peak_memory
@@ -272,7 +273,8 @@ def evaluate_only(model, features, sets, args, device, places, rank, world_size,
     with RunFolder(args.runs_dir, args.run_name, write=rank == 0, resume=args.resume is not None) as folder:
         folder.update(describe(args, "evaluate-only", model, sets, features, world_size, places, seconds))
         clock = time.perf_counter()
-        result = evaluate(model, features["dev"], sets["dev"].data, args, device, threshold, rank, world_size, gather)
+        data, ranks = sets["dev"].data, (rank, world_size, gather)
+        result = evaluate(model, features["dev"], data, args, device, threshold, *ranks, between=watchdog.beat)
         if rank == 0:
             write_results(folder.path, result)
         seconds["evaluation"] = time.perf_counter() - clock

@@ -184,6 +184,11 @@ def seed_dropout(seed, step, rank):
 def resolve_hardware(args, device):
     """Fill in what depends on the device: precision, attention, compilation, graphs, tokens in an evaluation chunk."""
     args.precision = choose_precision(args.precision, device)
+    if args.precision == "fp16" and getattr(args, "zero1", False):
+        raise UserError(
+            "--zero1 with --precision fp16: the shared optimizer would wait for the device at each step; "
+            "use another precision, or distributed_fsdp.py"
+        )
     if args.attention in ("fused", "flash") and not has_kernels(device):
         raise UserError(f"--attention {args.attention} needs CUDA and an Ampere card or newer; use sdpa")
     if args.attention == "flash" and not flash_takes(HALF.get(args.precision)):
@@ -366,7 +371,8 @@ class Monitor:
             self.steady = time.perf_counter()
             self.warmup_seconds = self.steady - self.started
             self.steady_windows = self.steady_tokens = 0
-        note = self.read() if step % self.args.log_every == 0 or self.is_time_to_look() else ""
+        look = self.is_time_to_look()  # at each step: it tells the watchdog that there is progress
+        note = self.read() if look or step % self.args.log_every == 0 else ""
         self.progress(tokens, note)
         self.profiler.step()
 

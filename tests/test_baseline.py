@@ -1,5 +1,6 @@
 """baseline.py as its users run it, on small models: the run folder, the record, curves, options, faults."""
 
+import argparse
 import json
 import math
 import re
@@ -441,6 +442,12 @@ def test_progress_in_a_log_is_a_line_every_so_often(capsys):
     quiet = runtime.Progress(100, "epoch 1", every=1000.0)
     quiet(50)
     assert capsys.readouterr().out == ""
+
+
+def test_a_shared_optimizer_takes_no_gradient_scaler(monkeypatch):
+    monkeypatch.setattr(runtime, "choose_precision", lambda name, device: name)
+    with pytest.raises(UserError, match="--zero1 with --precision fp16"):
+        runtime.resolve_hardware(argparse.Namespace(precision="fp16", zero1=True), torch.device("cuda"))
 
 
 def test_linear_schedule():

@@ -20,7 +20,7 @@ import torch
 from short_runs import WAYS, launch, record, results, same, stopped_at, undisturbed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
-from tiny import ROOT
+from tiny import ROOT, SAMPLE
 from torch.utils.tensorboard import SummaryWriter
 
 from common import checkpoint, errors, runtime
@@ -201,6 +201,34 @@ def test_a_request_only_rank_0_looks_for(tmp_path):
         assert second.made() and not first.signalled
     signal.signal(signal.SIGTERM, before)
     assert not (tmp_path / "stop").exists()
+
+
+BEATS = """
+import atexit
+from common import interrupts, runtime
+beats = 0
+
+def beat(self):
+    global beats
+    beats += 1
+
+def step(self, *arguments, whole=runtime.Monitor.step):
+    before = beats
+    whole(self, *arguments)
+    assert beats > before
+
+interrupts.Watchdog.beat, runtime.Monitor.step = beat, step
+atexit.register(lambda: print(f"beats: {beats}"))
+"""
+
+
+def test_the_watchdog_hears_of_each_step_and_of_each_pass(setting):
+    output = launch("baseline", setting, "beats", "--log-every", "1", before=BEATS)
+    assert int(output.split("beats: ")[1]) > 16
+    scored = ["--evaluate-only", setting[0] / "beats" / "model", "--dev-file", SAMPLE / "dev.json", "--device", "cpu"]
+    scored += ["--eval-tokens", 800, "--max-dev-examples", 40, "--runs-dir", setting[0], "--cache-dir", setting[0]]
+    status, output = forking.server().run("baseline.py", 1, scored, before=BEATS)
+    assert status == [0] and int(output.split("beats: ")[1]) > 1
 
 
 def test_a_rank_that_hangs_ends_the_run_with_all_stacks(setting):

@@ -20,6 +20,7 @@ from common.batches import (
     capacity,
     evaluation_chunks,
     filler_lengths,
+    largest_batch,
     micro_batches,
     pack,
     pack_share,
@@ -426,6 +427,28 @@ def test_all_ranks_know_the_words_of_all(lengths, world_size, accumulation, fixe
         assert rows == len(met)
     (alone,) = next(pack_steps(features, plan, 0, 1, 1, fixed_shapes=fixed_shapes))
     assert alone.words is None
+
+
+@given(
+    lengths=st.lists(st.integers(1, 64), min_size=8, max_size=60),
+    world_size=st.integers(1, 3),
+    accumulation=st.integers(1, 3),
+    max_tokens=st.integers(64, 300),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=60)
+def test_the_largest_batch_has_the_largest_micro_batch(lengths, world_size, accumulation, max_tokens, seed):
+    features = windows_of(lengths, 64, seed)
+    plan = plan_epoch(np.arange(len(lengths)), 8, seed, 1)
+
+    def most(windows):
+        steps = micro_batches(windows, features.lengths, world_size, accumulation, max_tokens)
+        return max(int(features.lengths[share].sum()) for shares in steps for share in shares)
+
+    chosen = largest_batch(features, plan, world_size, accumulation, max_tokens)
+    assert most(chosen) == max(map(most, plan))
+    total = largest_batch(features, plan, world_size, accumulation)
+    assert features.lengths[total].sum() == max(features.lengths[windows].sum() for windows in plan)
 
 
 @given(windows=st.integers(1, 300), max_length=st.integers(1, 64), data=st.data())

@@ -95,7 +95,22 @@ def test_settings_in_turn_are_compared_within_each_round(tmp_path):
     assert 0 < least <= median <= most
 
 
+@pytest.mark.parametrize("further", [["--in-turn"], ["--reduce", "fp32", "bf16"], ["--bucket-mb", "1", "25"]])
+def test_a_study_has_one_row_for_each_setting(monkeypatch, tmp_path, further):
+    monkeypatch.setattr(sys, "argv", ["scaling", str(tmp_path / "study.json"), *further])
+    with pytest.raises(UserError, match="take one value here"):
+        main()
+
+
+def test_buckets_are_as_large_as_in_the_script():
+    assert f"bucket_cap_mb={steps.BUCKET_MB})" in (ROOT / "distributed_ddp.py").read_text()
+
+
 def test_each_setting_is_measured_once():
+    args = steps.build_parser().parse_args(["--strategy", "baseline", "ddp", "fsdp-zero2", "--batch-size", "8"])
+    args.reduce, args.bucket_mb = ["fp32", "bf16"], [10, 25]
+    found = steps.choices(args)
+    assert len(found) == 1 + 4 + 2 and ("baseline", 8, None, None) in found and ("fsdp-zero2", 8, "bf16", None) in found
     wanted = plan([1, 4], ["ddp"], [96], [384])
     assert wanted == [(1, "baseline", 96), (1, "baseline", 384), (4, "ddp", 384)]
 
@@ -111,5 +126,7 @@ def test_the_command_on_two_ranks(tmp_path):
     assert {(r["ranks"], r["strategy"], r["batch_size"]) for r in study["results"]} == {
         (1, "baseline", 4), (1, "baseline", 8), (2, "ddp", 8), (2, "fsdp-zero2", 8),
     }  # fmt: skip
-    assert {(r["reduce"], r["bucket_mb"]) for r in study["results"]} == {("bf16", 1)}
+    sent = {r["strategy"]: (r["reduce"], r["bucket_mb"]) for r in study["results"]}
+    assert sent == {"baseline": (None, None), "ddp": ("bf16", 1), "fsdp-zero2": ("bf16", None)}
+    assert all(len(r["peak_memory_gb_by_rank"]) == r["ranks"] for r in study["results"])
     assert len(study["rows"]) == 6 and "weak, 4 per GPU" in done.stdout
