@@ -33,7 +33,7 @@ def section(records=RECORDS, shown=None):
         ("The same on a CPU", "cpu-trainer*", peers, "compare"),
         ("Training steps", "steps-*", steps, "steps"),
         ("Scaling", "scaling-*", scaled, "scaling"),
-        ("Quality against time", "quality-*", quality, "quality"),
+        ("Quality against time", "*-minilm*", quality, "quality"),
     ):
         folders = sorted(one for one in records.glob(pattern) if one.is_dir() and one.name in (shown or [one.name]))
         told = [tell(folder) for folder in folders]
@@ -129,21 +129,24 @@ def scaled(folder):
 
 def quality(folder):
     """F1 and seconds of training of whole runs, by recipe, as a table."""
-    runs = read_folder(folder)
+    runs = [run for run in read_folder(folder) if "epochs" in run]
     recipes = {}
     for run in runs:
         arguments = run["arguments"]
-        key = (run["strategy"], run["precision"], run["attention"], arguments["batch_size"], arguments["learning_rate"])
+        strategy = "Hugging Face Trainer" if run["strategy"] == "hf-trainer" else run["strategy"]
+        trained_by = f"{strategy} × {run['world_size']}" if run["world_size"] > 1 else strategy
+        key = (trained_by, run["precision"], run["attention"], arguments["batch_size"], arguments["learning_rate"])
         compiled = run["compile"] and run["attention"] != "fused"  # which earlier records called compiled too
         recipes.setdefault((*key, arguments["epochs"], compiled), []).append(run)
     target = min(max(epoch["f1"] for epoch in run["epochs"]) for run in runs)
     found = []
-    for (strategy, precision, attention, batch, rate, epochs, compiled), same in sorted(recipes.items()):
+    for key in sorted(recipes, key=lambda key: (key[0].lower(), *key[1:])):
+        (trained_by, precision, attention, batch, rate, epochs, compiled), same = key, recipes[key]
         best = [max(run["epochs"], key=lambda epoch: epoch["f1"]) for run in same]
         seconds = [sum(epoch["train_seconds"] for epoch in run["epochs"]) for run in same]
         found.append(
             {
-                "trained by": "Hugging Face Trainer" if strategy == "hf-trainer" else strategy,
+                "trained by": trained_by,
                 "recipe": f"{precision}{', compiled' if compiled else ''}, "
                 f"{'padded' if attention == 'padded' else 'packed'}, batch {batch}, {rate:g}, {epochs} epochs",
                 "seeds": str(len(same)),

@@ -194,15 +194,13 @@ def pack_steps(features, plan, rank, world_size, accumulation, max_tokens=None, 
 def words_of(features, windows, fixed_shapes):
     """The token ids that occur in these windows or in what fills them up, int64 [U].
 
-    With fixed_shapes the last one is repeated until U is a power of 2, or half as much again: few shapes occur.
+    With fixed_shapes the last one is repeated until U is a multiple of 1024, so that one shape occurs, or two.
     """
     bounds = zip(features.offsets[windows], features.offsets[windows + 1], strict=True)
     ids = np.concatenate([[features.pad_id], *(features.input_ids[begin:end] for begin, end in bounds)])
     words = np.flatnonzero(np.bincount(ids))
     if fixed_shapes:
-        power = 1 << (len(words) - 1).bit_length()
-        room = power if len(words) > power * 3 // 4 else power * 3 // 4
-        words = np.pad(words, (0, room - len(words)), mode="edge")
+        words = np.pad(words, (0, -len(words) % 1024), mode="edge")
     return torch.from_numpy(words)
 
 

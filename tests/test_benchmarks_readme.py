@@ -68,11 +68,11 @@ def test_steps_and_scaling(tmp_path):
 
 def test_quality(tmp_path):
     """Runs of one recipe are one row, with the spread over seeds and the time until all recipes' common F1."""
-    shutil.copytree(RUNS, tmp_path / "quality-card")
+    shutil.copytree(RUNS, tmp_path / "quality-minilm")
     runs = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*.json"))]
     slow = runs[0] | {"strategy": "hf-trainer", "precision": "fp32", "attention": "padded", "compile": False}
     slow["epochs"] = [epoch | {"f1": 60.0 + i, "train_seconds": 100.0} for i, epoch in enumerate(slow["epochs"])]
-    (tmp_path / "quality-card" / "slow.json").write_text(json.dumps(slow))
+    (tmp_path / "quality-minilm" / "slow.json").write_text(json.dumps(slow))
     rows = [line for line in readme.section(tmp_path).splitlines() if line.startswith("| ")]
     ours, theirs = ([cell.strip() for cell in line.split("|")[1:-1]] for line in (rows[2], rows[3]))
     f1 = [max(epoch["f1"] for epoch in run["epochs"]) for run in runs]

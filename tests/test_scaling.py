@@ -8,7 +8,7 @@ import types
 import pytest
 from tiny import ROOT, SAMPLE
 
-from benchmarks import steps
+from benchmarks import estimate, steps
 from benchmarks.scaling import main, plan, rows, table
 from common.errors import UserError
 
@@ -100,6 +100,17 @@ def test_a_study_has_one_row_for_each_setting(monkeypatch, tmp_path, further):
     monkeypatch.setattr(sys, "argv", ["scaling", str(tmp_path / "study.json"), *further])
     with pytest.raises(UserError, match="take one value here"):
         main()
+
+
+def test_the_estimate_of_slow_links():
+    assert estimate.ALL == 108_893_186  # as the records of BERT-base say
+    sent, exposed = estimate.communication(2, estimate.WORDS)
+    last = (estimate.LAYER + estimate.REST + estimate.WORDS * estimate.WORD) / estimate.ALL  # not before the pass ends
+    assert sent == pytest.approx(43) and exposed == pytest.approx(43 * last)
+    assert estimate.communication(2, 10_240)[1] < exposed < estimate.communication(2, estimate.WORDS, 4)[1]
+    assert estimate.communication(32, estimate.WORDS)[0] == pytest.approx(43 * 2 * 31 / 32)
+    notes = (ROOT / "benchmarks" / "NOTES.md").read_text()
+    assert "\n".join(estimate.table()) in notes, "`python -m benchmarks.estimate` prints the table of NOTES.md"
 
 
 def test_buckets_are_as_large_as_in_the_script():
