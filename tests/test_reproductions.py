@@ -45,8 +45,9 @@ def test_figures_beside_the_reports(tmp_path):
     assert lines[2] == "| 1 GPU, sequential loop | 3,828 | – | baseline × 1, fp32 (2 runs) | 20.5 | – | 60.50 |"
     assert lines[3] == "| 4 GPUs, DDP, tensor cores | 482 | 7.94 | ddp × 4, tf32 | 7.0 | not compared | 61.00 |"
     assert lines[4].endswith("| 5.74 | not run yet |  |  |  |")
-    assert lines[6] == "| – | – | – | ddp × 4, fp32 | 7.1 | 4.00 | 61.00 |"  # 8.5 s (the median) / 2.125 s
-    assert lines[8].startswith("Here: NVIDIA H100 80GB HBM3; bert-base (110 M parameters) on squad (87,599 questions")
+    assert lines[6] == "| – (stage 1) | – | – | not run yet |  |  |  |"
+    assert lines[7] == "| – | – | – | ddp × 4, fp32 | 7.1 | 4.00 | 61.00 |"  # 8.5 s (the median) / 2.125 s
+    assert lines[9].startswith("Here: NVIDIA H100 80GB HBM3; bert-base (110 M parameters) on squad (87,599 questions")
 
 
 def test_a_batch_that_grew_is_weak_scaling(tmp_path):
@@ -78,7 +79,7 @@ def test_the_reports_speedups_follow_from_their_seconds():
     assert fsdp.speedup == pytest.approx(one.seconds / fsdp.seconds, abs=0.01)
 
 
-@pytest.mark.parametrize("gpus, runs", [("1", 2 + 2 + 6), ("2", 6), ("4", 4 + 7 + 12)])
+@pytest.mark.parametrize("gpus, runs", [("1", 2 + 2 + 10), ("2", 10), ("4", 4 + 9 + 20)])
 def test_the_script_gives_valid_commands_and_collects_records(tmp_path, gpus, runs):
     fake = tmp_path / "python"  # notes its arguments and leaves a record, as a run would
     fake.write_text(

@@ -49,6 +49,7 @@ REPORTS = {
         Line("4 GPUs, DDP, tensor cores", 482, 7.94, "ddp", 4, "tf32"),
         Line("4 GPUs, FSDP, tensor cores", 667, 5.74, "fsdp-zero3", 4, "tf32"),
         Line("4 GPUs, DeepSpeed, tensor cores", 741, 5.17, "fsdp-zero2", 4, "tf32"),
+        Line("– (stage 1)", None, None, "ddp-zero1", 4, "tf32"),
     ],
     3: [
         Line("1 GPU, sequential loop", 5109, None, "baseline"),
@@ -115,7 +116,8 @@ def table(lines, rows):
         row = left.pop((line.strategy, line.ranks, line.precision, line.epochs), None)
         ours = cells(row) if row else ["not run yet" if line.strategy else "not in this project", "", "", ""]
         claimed = "–" if line.speedup is None else f"{line.speedup:.2f}"
-        text.append(f"| {line.setting} | {line.seconds:,} | {claimed} | {' | '.join(ours)} |")
+        took = "–" if line.seconds is None else f"{line.seconds:,}"
+        text.append(f"| {line.setting} | {took} | {claimed} | {' | '.join(ours)} |")
     text += [f"| – | – | – | {' | '.join(cells(row))} |" for row in left.values()]
     cards = sorted({row.lead.facets["card"][1] for row in rows.values()})
     models = sorted({f"{row.lead.facets['model'][1]} on {row.lead.facets['data'][1]}" for row in rows.values()})
