@@ -101,6 +101,7 @@ def test_the_script_gives_valid_commands_and_collects_records(tmp_path, gpus, ru
         assert ("--standalone" in words) == words[at].startswith("distributed") >= (gpus != "1")
         parser = build_parser("")
         parser.add_argument("--shard")
+        parser.add_argument("--zero1", action="store_true")
         args = parser.parse_args(words[at + 1 :])
         check_combinations(args)
         assert args.model == "a model" and args.precision in ("fp32", "tf32")
