@@ -135,7 +135,7 @@ class FusedEmbedding(torch.autograd.Function):
         )
         buffers = ctx.buffers or [dsum.new_empty(rows, dsum.shape[1]) for rows in ctx.rows]
         dword, dposition = (
-            buffer.zero_().index_add_(0, index, dsum)
+            buffer.zero_().index_add_(0, index, dsum)  # by atomics, unless torch is to be deterministic
             for buffer, index in zip(buffers[:2], (ids, positions), strict=True)
         )
         if ctx.padding is not None:  # nn.Embedding does not learn that row
