@@ -1,5 +1,6 @@
 """tools.sweep: the lines it prints, what it skips and tries again, local runs, and a campaign on the virtual Slurm."""
 
+import hashlib
 import json
 import os
 import re
@@ -40,21 +41,22 @@ def test_the_lines_that_it_prints(call, tmp_path):
     lines = call(*arguments, "--", "--epochs", "2", "--train-file", "a b.json", "--dev-fraction", "0.1").splitlines()
     assert len(lines) == 2 * 2 * 5 + 1  # repeats, precisions; baseline on one GPU, two strategies on one and eight
     extra = f"--epochs 2 --train-file 'a b.json' --dev-fraction 0.1 --runs-dir {tmp_path / 'r'} --run-name"
+    digest = hashlib.sha256(str(tmp_path / "r").encode()).hexdigest()[:8]
     assert lines[0] == (
-        "sbatch --job-name=baseline-1x1-bf16-seed0 --nodes=1 --gpus-per-node=1 --account=A --time=60 "
+        f"sbatch --job-name=baseline-1x1-bf16-seed0-{digest} --nodes=1 --gpus-per-node=1 --account=A --time=60 "
         f"run_baseline.sh --precision bf16 --seed 0 {extra} baseline-1x1-bf16-seed0"
     )
     assert lines[2] == (
-        "sbatch --job-name=ddp-zero1-2x4-bf16-seed0 --nodes=2 --gpus-per-node=4 --account=A --time=60 "
+        f"sbatch --job-name=ddp-zero1-2x4-bf16-seed0-{digest} --nodes=2 --gpus-per-node=4 --account=A --time=60 "
         f"run_distributed.sh ddp --zero1 --precision bf16 --seed 0 {extra} ddp-zero1-2x4-bf16-seed0"
     )
-    assert lines[19].startswith("sbatch --job-name=fsdp-zero3-2x4-tf32-seed1 ")
+    assert lines[19].startswith(f"sbatch --job-name=fsdp-zero3-2x4-tf32-seed1-{digest} ")
     assert lines[20] == f"# when all have ended: python -m tools.report {tmp_path / 'r'} --out report"
 
 
 def test_weak_scaling_gives_each_gpu_the_same(call, tmp_path):
     lines = call("--gpus", 1, 4, "2x4", "--repeats", 1, "--batch-per-gpu", 24, "--runs-dir", tmp_path).splitlines()
-    sizes = [re.search(r"job-name=(\S+)-seed0 .*--batch-size (\d+) ", line).groups() for line in lines[:-1]]
+    sizes = [re.search(r"job-name=(\S+)-seed0-\w+ .*--batch-size (\d+) ", line).groups() for line in lines[:-1]]
     assert sizes[0] == ("baseline-1x1-auto-weak24", "24")
     assert sizes[1:4] == [("ddp-1x1-auto-weak24", "24"), ("ddp-1x4-auto-weak24", "96"), ("ddp-2x4-auto-weak24", "192")]
 
@@ -142,11 +144,53 @@ def test_what_is_left_to_do(call, monkeypatch, tmp_path):
         "baseline-1x1-bf16-seed7",
     ]
     assert states() == todo
-    monkeypatch.setattr(sweep, "queue", lambda: {"baseline-1x1-bf16-seed7": "78", "other job": "79"})
+    seventh = sweep.queue_name(sweep.Job("baseline-1x1-bf16-seed7", [], 1, 1), tmp_path)
+    monkeypatch.setattr(sweep, "queue", lambda: {"78": seventh, "79": "other job", "80": "baseline-1x1-bf16-seed1"})
     todo[6:] = ["baseline-1x1-bf16-seed6 --resume", "queued or running: baseline-1x1-bf16-seed7"]  # 77 is gone
     assert states() == todo
     with pytest.raises(UserError, match=r"seed0: a run of another campaign .*name another --runs-dir"):
         call(*arguments, "--", "--epochs", "5")
+
+
+@pytest.fixture
+def slurm(monkeypatch, tmp_path):
+    """A folder of programs that play Slurm: squeue prints its file queue, sbatch puts jobs there, from number 1."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    (folder / "queue").touch()
+    programs = {
+        "squeue": 'cat "$(dirname "$0")/queue"\n',
+        "sbatch": 'queue=$(dirname "$0")/queue number=$(($(wc -l <"$queue") + 1))\n'
+        'for word; do case $word in --job-name=*) echo "$number ${word#*=}" >>"$queue" ;; esac; done\n'
+        'echo "$*" >"$queue.last"\necho $number\n',
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def test_campaigns_in_other_folders_do_not_count_as_queued(monkeypatch, capsys, slurm, tmp_path):
+    """Their runs have the same names; a link to the folder, or a relative path, is the same campaign."""
+
+    def submit(folder):
+        monkeypatch.setattr(sys, "argv", ["sweep", *arguments, "--runs-dir", str(folder)])
+        sweep.main()
+        return capsys.readouterr().out.splitlines()[:-1]
+
+    arguments = ["--strategies", "baseline", "ddp", "--gpus", "2x2", "--repeats", "1", "--submit"]
+    names = ("baseline-1x1-auto-seed0", "ddp-2x2-auto-seed0")
+    (slurm / "queue").write_text("1 baseline-1x1-auto-seed0\n2 ddp-2x2-auto-seed0\n3 \n")
+    for folder, first in (("a", 4), ("b", 7)):
+        assert submit(tmp_path / folder) == [f"job {first + i}: {name}" for i, name in enumerate(names)]
+        assert f"--dependency=afterany:{first}:{first + 1} " in (slurm / "queue.last").read_text()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "link", tmp_path / "a"):
+        assert submit(folder) == [f"queued or running: {name}" for name in names]
+        assert "--dependency=afterany:4:5 " in (slurm / "queue.last").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +240,18 @@ def test_a_campaign_on_the_virtual_cluster(small, tmp_path):
         numbers = dict(reversed(pair) for pair in re.findall(r"^job (\d+): (\S+)", submitted, re.M))
         assert list(numbers) == ["baseline-1x1-auto-seed0", "ddp-2x1-auto-seed0", "the"]
         jobs = [slurm_cluster.Job(cluster, int(one), output / f"{one}.txt") for one in numbers.values()]
+        # The same runs in another folder are others.
+        other = cluster.call(
+            *command[: command.index("--")],
+            "--runs-dir",
+            str(tmp_path / "other"),
+            "--sbatch=--hold",
+            "--",
+            *small,
+            cwd=ROOT,
+        )
+        assert len(re.findall(r"^job \d+: (?!the report)", other, re.M)) == 2, other
+        cluster.call("scancel", *re.findall(r"^job (\d+):", other, re.M))
         # At once again: what is in the queue is not submitted twice.
         again = cluster.call(*command, cwd=ROOT)
         assert len(re.findall("^(?:queued or running|finished): ", again, re.M)) == 2, again

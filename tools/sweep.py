@@ -8,6 +8,7 @@ in the queue are waited for, and one that was stopped or killed goes on from its
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -42,13 +43,17 @@ OWN = ("--seed", "--precision", "--runs-dir", "--run-name")  # what a campaign s
 
 @dataclass
 class Job:
-    """One run: its name in the runs folder, the command without folder and name, nodes, and GPUs on each."""
+    """One run: its name in the runs folder, the command without folder and name, nodes, and GPUs on each.
+
+    number: of its job in Slurm's queue, if it has one there.
+    """
 
     name: str
     command: list
     nodes: int
     gpus: int
     state: str = "new"  # or "begun", "finished", "queued or running"
+    number: str | None = None
 
     def words(self, runs_dir):
         """The script with all its arguments."""
@@ -94,14 +99,19 @@ def check_arguments(args):
     check_combinations(parser.parse_args(args.arguments))
 
 
+def queue_name(job, runs_dir):
+    """What a Job is called in Slurm's queue: campaigns in several folders have runs of one name."""
+    return f"{job.name}-{hashlib.sha256(os.fsencode(os.path.realpath(runs_dir))).hexdigest()[:8]}"
+
+
 def queue():
-    """{name: id} of this user's jobs in Slurm's queue; None where no Slurm answers."""
+    """{number: name} of this user's jobs in Slurm's queue; None where no Slurm answers."""
     if not shutil.which("squeue"):
         return None
     done = subprocess.run(["squeue", "--me", "--noheader", "--format=%A %j"], capture_output=True, text=True)
     if done.returncode:
         return None
-    return {line.split(maxsplit=1)[1]: line.split()[0] for line in done.stdout.splitlines()}
+    return {number: name for number, _, name in (line.partition(" ") for line in done.stdout.splitlines())}
 
 
 def first_line(text):
@@ -123,7 +133,7 @@ def is_alive(lock, queued):
         return False
     holder = read_json(lock)
     if holder.get("job_id"):
-        return queued is None or str(holder["job_id"]) in queued.values()
+        return queued is None or str(holder["job_id"]) in queued
     if holder.get("host") != socket.gethostname():
         return True
     return process_begun(holder.get("pid")) == holder.get("begun")
@@ -133,7 +143,9 @@ def find_state(job, runs_dir, queued):
     """Set a Job's state from its folder and the queue."""
     folder = Path(runs_dir) / job.name
     record = read_json(folder / "run.json")
-    if job.name in (queued or {}) or is_alive(folder / "lock", queued):
+    name, holder = queue_name(job, runs_dir), str(read_json(folder / "lock").get("job_id"))
+    job.number = next((number for number, one in (queued or {}).items() if one == name or number == holder), None)
+    if job.number or is_alive(folder / "lock", queued):
         job.state = "queued or running"
     elif record.get("status") == "finished":
         job.state = "finished"
@@ -160,7 +172,8 @@ def environment(job, arguments):
 
 def sbatch(job, args):
     """(variables, words) that submit a Job; the user's options come last and win."""
-    words = ["sbatch", f"--job-name={job.name}", f"--nodes={job.nodes}", f"--gpus-per-node={job.gpus}"]
+    name = queue_name(job, args.runs_dir)
+    words = ["sbatch", f"--job-name={name}", f"--nodes={job.nodes}", f"--gpus-per-node={job.gpus}"]
     return environment(job, args.arguments), [*words, *shlex.split(args.sbatch), *job.words(args.runs_dir)]
 
 
@@ -192,7 +205,7 @@ def submit(jobs, args, queued):
     """Submit what is new, and the report to run when all of the campaign's jobs have ended."""
     if queued is None:
         raise UserError("--submit: no Slurm answers here; without it the lines are printed, --local runs them")
-    numbers = [queued[job.name] for job in jobs if job.name in queued]
+    numbers = [job.number for job in jobs if job.number]
     for job in jobs:
         if job.state in TO_DO:
             variables, words = sbatch(job, args)
