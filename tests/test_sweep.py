@@ -82,6 +82,8 @@ def test_ranks_on_the_cpu_and_another_python_are_said(call, monkeypatch, tmp_pat
         (["--", "--precision=bf16"], "--precision=bf16: a campaign sets this itself"),
         (["--batch-per-gpu", "8", "--", "--batch-size", "8"], "--batch-size: a campaign sets this itself"),
         (["--", "--train-file", "x.json"], "--train-file needs --dev-file"),
+        (['--sbatch=--account="x'], "argument --sbatch: '--account=\"x' is no list of options: no closing quotation"),
+        (["--sbatch=--account=x\\"], "is no list of options: no escaped character"),
         (["--submit"], "--submit: no Slurm answers here"),
         (["--local", "--gpus", "2x2"], "--local runs on this machine alone"),
     ],

@@ -69,6 +69,14 @@ def layout(text):
     return int(match[1] or 1), int(match[2])
 
 
+def words_of(text):
+    """The words of a text as a shell splits it."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of options: {str(error).lower()}") from None
+
+
 def plan(args):
     """The Jobs of a campaign. Repeats are the outer loop, so that a drift of the machine meets all settings alike."""
     jobs = {}
@@ -174,7 +182,7 @@ def sbatch(job, args):
     """(variables, words) that submit a Job; the user's options come last and win."""
     name = queue_name(job, args.runs_dir)
     words = ["sbatch", f"--job-name={name}", f"--nodes={job.nodes}", f"--gpus-per-node={job.gpus}"]
-    return environment(job, args.arguments), [*words, *shlex.split(args.sbatch), *job.words(args.runs_dir)]
+    return environment(job, args.arguments), [*words, *args.sbatch, *job.words(args.runs_dir)]
 
 
 def report_command(args):
@@ -222,7 +230,7 @@ def submit(jobs, args, queued):
         "--time=00:15:00",
         f"--dependency=afterany:{':'.join(numbers)}",
     ]
-    words += [*shlex.split(args.sbatch), f"--wrap={shlex.join([sys.executable, *report_command(args)])}"]
+    words += [*args.sbatch, f"--wrap={shlex.join([sys.executable, *report_command(args)])}"]
     print(f"job {call_sbatch(words, {})}: the report, when all have ended")
 
 
@@ -268,7 +276,9 @@ def main():
     )
     parser.add_argument("--runs-dir", default="runs/sweep", help="where run folders are made (default: runs/sweep)")
     parser.add_argument("--out", default="report", help="where the report goes (default: report)")
-    parser.add_argument("--sbatch", default="", metavar="OPTIONS", help='of every job: --sbatch="--account=A"')
+    parser.add_argument(
+        "--sbatch", type=words_of, default=[], metavar="OPTIONS", help='of every job: --sbatch="--account=A"'
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--submit", action="store_true", help="submit the jobs and the report to Slurm")
     how.add_argument("--local", action="store_true", help="run on this machine, one after the other")
