@@ -1,5 +1,6 @@
 """tools.ask as its users run it, on small models: places in the text, abstaining, SQuAD files, hostile input."""
 
+import gzip
 import io
 import json
 import os
@@ -303,6 +304,25 @@ def test_inputs_that_cannot_work_are_refused(run, v1, text_file, tmp_path):
         with pytest.raises(UserError, match=message) as error:
             run(*arguments)
         assert "\n" not in str(error.value)
+
+
+def test_predictions_never_replace_the_squad_file(run, v1, tmp_path, monkeypatch):
+    """Nor a link to it, nor the name without .gz, under which the predictions would hide it from then on."""
+    dev = tmp_path / "d.json"
+    content = (SAMPLE / "dev.json").read_bytes()
+    dev.write_bytes(content)
+    (tmp_path / "packed.json.gz").write_bytes(gzip.compress(content))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.json").symlink_to(dev)
+    (tmp_path / "hard.json").hardlink_to(dev)
+    monkeypatch.chdir(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    pairs = [("d.json", name) for name in ("d.json", dev, "folder/../d.json", "link.json", "hard.json")]
+    pairs += [("link.json", "d.json"), ("packed.json", "packed.json"), ("packed.json", "packed.json.gz")]
+    for context, predictions in pairs:
+        with pytest.raises(UserError, match="is the SQuAD file itself; name another file for --predictions"):
+            run("--model", v1, "--context-file", context, "--predictions", predictions)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
 @pytest.mark.parametrize(

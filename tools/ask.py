@@ -219,6 +219,12 @@ def piped_or_typed():
             yield [question]
 
 
+def same_file(one, other):
+    """Whether two names are of one file, be it by a link, or would be once it is written."""
+    both_there = os.path.exists(one) and os.path.exists(other)
+    return os.path.realpath(one) == os.path.realpath(other) or (both_there and os.path.samefile(one, other))
+
+
 def build_parser():
     description = __doc__.split("\n")[0]
     parser = Parser(
@@ -269,7 +275,9 @@ def main(argv=None):
 
     # The input first, since loading a model takes seconds.
     if is_squad:
-        data = squad.read_squad(args.context_file)
+        data = squad.read_squad(args.context_file)  # whose path may have .gz where the name given has none
+        if args.predictions and any(same_file(args.predictions, path) for path in (args.context_file, data.path)):
+            raise UserError(f"{args.predictions}: is the SQuAD file itself; name another file for --predictions")
     else:
         text = read_text(args.context_file)
         data = text_questions(text, args.question or [], args.context_file)
