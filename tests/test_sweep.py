@@ -61,17 +61,26 @@ def test_weak_scaling_gives_each_gpu_the_same(call, tmp_path):
     assert sizes[1:4] == [("ddp-1x1-auto-weak24", "24"), ("ddp-1x4-auto-weak24", "96"), ("ddp-2x4-auto-weak24", "192")]
 
 
+@pytest.mark.parametrize("device", [["--device", "cpu"], ["--device=cpu"], ["--device", "cuda", "--device=cpu"]])
+def test_a_node_without_gpus_is_told_its_ranks(call, tmp_path, device):
+    arguments = ["--strategies", "baseline", "ddp", "--gpus", 3, "--repeats", 1, "--runs-dir", tmp_path, "--"]
+    baseline, ddp, _ = call(*arguments, *device).splitlines()
+    assert ddp.startswith("NPROC=3 sbatch ") and baseline.startswith("sbatch ")
+    _, ddp, _ = call(*arguments, "--cache-dir", "cpu", "--device=cuda").splitlines()
+    assert ddp.startswith("sbatch ")
+
+
 def test_ranks_on_the_cpu_and_another_python_are_said(call, monkeypatch, tmp_path):
     monkeypatch.undo()
     monkeypatch.setattr(sys, "argv", [])
     jobs = [sweep.Job("x", ["run_distributed.sh", "ddp"], 1, 2), sweep.Job("y", ["run_baseline.sh"], 1, 1)]
-    assert sweep.environment(jobs[0], ["--device", "cpu"])["NPROC"] == "2"
-    assert "NPROC" not in sweep.environment(jobs[1], ["--device", "cpu"])
-    assert "NPROC" not in sweep.environment(jobs[0], ["--epochs", "2"])  # a rank for each GPU that is granted
+    assert sweep.environment(jobs[0], "cpu")["NPROC"] == "2"
+    assert "NPROC" not in sweep.environment(jobs[1], "cpu")
+    assert "NPROC" not in sweep.environment(jobs[0], "auto")  # a rank for each GPU that is granted
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
-    assert sweep.environment(jobs[1], []) == {"VENV": str(tmp_path)}
+    assert sweep.environment(jobs[1], "auto") == {"VENV": str(tmp_path)}
 
 
 @pytest.mark.parametrize(

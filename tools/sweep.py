@@ -94,7 +94,7 @@ def plan(args):
 
 
 def check_arguments(args):
-    """UserError for arguments that no run would take, before the first of many jobs finds out."""
+    """The arguments as a run parses them; UserError for what no run would take, before the first of many finds out."""
     own = [*OWN, *(["--batch-size"] if args.batch_per_gpu else [])]
     for word in args.arguments:
         if word.split("=")[0] in own:
@@ -104,7 +104,9 @@ def check_arguments(args):
     if "baseline" not in args.strategies:
         parser.prog = "distributed_ddp.py"
         parser.add_argument("--reduce", choices=["fp32", "bf16"])
-    check_combinations(parser.parse_args(args.arguments))
+    parsed = parser.parse_args(args.arguments)
+    check_combinations(parsed)
+    return parsed
 
 
 def queue_name(job, runs_dir):
@@ -168,12 +170,15 @@ def find_state(job, runs_dir, queued):
             raise UserError(f"{folder}: a run of another campaign ({was}); name another --runs-dir for this one")
 
 
-def environment(job, arguments):
-    """Variables for the sbatch scripts: this Python, if it is not their default, and ranks where no GPU says it."""
+def environment(job, device):
+    """Variables for the sbatch scripts: this Python, if it is not their default, and ranks where no GPU says it.
+
+    device: as the runs' --device says.
+    """
     variables = {}
     if Path(sys.prefix) != ROOT / ".venv" and (Path(sys.prefix) / "bin" / "python").exists():
         variables["VENV"] = sys.prefix
-    if job.command[0] != "run_baseline.sh" and "cpu" in arguments:
+    if job.command[0] != "run_baseline.sh" and device == "cpu":
         variables["NPROC"] = str(job.gpus)
     return variables
 
@@ -182,7 +187,7 @@ def sbatch(job, args):
     """(variables, words) that submit a Job; the user's options come last and win."""
     name = queue_name(job, args.runs_dir)
     words = ["sbatch", f"--job-name={name}", f"--nodes={job.nodes}", f"--gpus-per-node={job.gpus}"]
-    return environment(job, args.arguments), [*words, *args.sbatch, *job.words(args.runs_dir)]
+    return environment(job, args.device), [*words, *args.sbatch, *job.words(args.runs_dir)]
 
 
 def report_command(args):
@@ -246,7 +251,7 @@ def run_here(jobs, args):
             print(job.state)
             continue
         log, clock = Path(args.runs_dir) / f"{job.name}.log", time.monotonic()
-        variables = environment(job, args.arguments) | {"NPROC": str(job.gpus)}
+        variables = environment(job, args.device) | {"NPROC": str(job.gpus)}
         script, *words = job.words(args.runs_dir)
         with open(log, "wb") as output:
             done = subprocess.run(
@@ -284,7 +289,7 @@ def main():
     how.add_argument("--local", action="store_true", help="run on this machine, one after the other")
     parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENTS", help="for the training scripts, after --")
     args = parser.parse_args()
-    check_arguments(args)
+    args.device = check_arguments(args).device
     jobs = plan(args)
     queued = queue()
     for job in jobs:
