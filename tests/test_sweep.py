@@ -163,6 +163,20 @@ def test_what_is_left_to_do(call, monkeypatch, tmp_path):
         call(*arguments, "--", "--epochs", "5")
 
 
+@pytest.mark.parametrize("how", ["--local", "--submit"])
+def test_a_report_without_runs_that_still_run_is_no_success(call, monkeypatch, tmp_path, how):
+    """Another start is at it, which no queue knows: the report is made and what it lacks is told."""
+    name, lock = "baseline-1x1-auto-seed0", {"host": "elsewhere", "pid": 1, "begun": 1}
+    leave(tmp_path / name, None, lock)
+    monkeypatch.setattr(sweep, "queue", dict)
+    made = []
+    monkeypatch.setattr(sweep, "report", lambda runs, out: made.append(runs))
+    arguments = ["--strategies", "baseline", "--repeats", 1, "--runs-dir", tmp_path, how]
+    with pytest.raises(UserError, match=f"^the report is not whole.*: queued, running or stopped elsewhere: {name}$"):
+        call(*arguments)
+    assert made == [[str(tmp_path)]]
+
+
 @pytest.fixture
 def slurm(monkeypatch, tmp_path):
     """A folder of programs that play Slurm: squeue prints its file queue, sbatch puts jobs there, from number 1."""
@@ -180,6 +194,17 @@ def slurm(monkeypatch, tmp_path):
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
+
+
+def test_a_submitted_report_that_does_not_wait_for_a_run_says_so(monkeypatch, capsys, slurm, tmp_path):
+    name, lock = "baseline-1x1-auto-seed0", {"host": "elsewhere", "pid": 1, "begun": 1}
+    leave(tmp_path / "r" / name, None, lock)
+    arguments = ["--strategies", "baseline", "--repeats", "2", "--runs-dir", str(tmp_path / "r"), "--submit"]
+    monkeypatch.setattr(sys, "argv", ["sweep", *arguments])
+    sweep.main()
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"queued or running: {name}\njob 1: baseline-1x1-auto-seed1\njob 2: the report")
+    assert re.fullmatch(f"warning: the report will not wait for .*: {name}\n", printed.err)
 
 
 def test_campaigns_in_other_folders_do_not_count_as_queued(monkeypatch, capsys, slurm, tmp_path):
@@ -229,7 +254,9 @@ def test_a_local_campaign_goes_on_where_it_stopped(small, tmp_path):
     done = subprocess.run(command, env=environment, **options)
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.match(r"\[1/2\] baseline-1x1-auto-seed0: finished in .*\n\[2/2\] ddp-1x2-auto-seed0: failed", done.stdout)
-    assert done.stderr.startswith("error: failed or stopped") and "ddp-1x2-auto-seed0.log" in done.stderr
+    assert re.search(
+        r"^error: the report is not whole, .*: failed or stopped: see .*/ddp-1x2-auto-seed0.log$", done.stderr
+    )
     assert "runs: 1, finished: 1" in done.stdout and (tmp_path / "out" / "report.html").is_file()
 
     (tmp_path / "runs" / "ddp-1x2-auto-seed0").unlink()

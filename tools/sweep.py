@@ -227,7 +227,7 @@ def submit(jobs, args, queued):
         else:
             print(f"{job.state}: {job.name}")
     if not numbers:
-        return report([args.runs_dir], out=args.out)
+        return report_now(jobs, args)
     words = [
         "sbatch",
         "--job-name=report",
@@ -237,6 +237,22 @@ def submit(jobs, args, queued):
     ]
     words += [*args.sbatch, f"--wrap={shlex.join([sys.executable, *report_command(args)])}"]
     print(f"job {call_sbatch(words, {})}: the report, when all have ended")
+    names = ", ".join(job.name for job in jobs if job.state == "queued or running" and not job.number)
+    if names:
+        errors.tell(f"warning: the report will not wait for runs that another start does without Slurm: {names}")
+
+
+def report_now(jobs, args, failed=()):
+    """The report; UserError for what it lacks: runs that failed here (their logs), and those of another start."""
+    away = [job for job in jobs if job.state == "queued or running"]
+    for job in away:  # so they were as this began, which may be hours ago
+        find_state(job, args.runs_dir, queue())
+    report([args.runs_dir], out=args.out)
+    lacks = [f"failed or stopped: see {', '.join(failed)}"] if failed else []
+    names = ", ".join(job.name for job in away if job.state != "finished")
+    lacks += [f"queued, running or stopped elsewhere: {names}"] if names else []
+    if lacks:
+        raise UserError(f"the report is not whole, and the same command goes on later: {'; '.join(lacks)}")
 
 
 def run_here(jobs, args):
@@ -261,9 +277,7 @@ def run_here(jobs, args):
         print(f"{end} in {time.monotonic() - clock:.0f} s", flush=True)
         if end != "finished":
             failed.append(str(log))
-    report([args.runs_dir], out=args.out)
-    if failed:
-        raise UserError(f"failed or stopped, and goes on by the same command: see {', '.join(failed)}")
+    report_now(jobs, args, failed)
 
 
 def main():
