@@ -51,7 +51,9 @@ def test_the_lines_that_it_prints(call, tmp_path):
         f"run_distributed.sh ddp --zero1 --precision bf16 --seed 0 {extra} ddp-zero1-2x4-bf16-seed0"
     )
     assert lines[19].startswith(f"sbatch --job-name=fsdp-zero3-2x4-tf32-seed1-{digest} ")
-    assert lines[20] == f"# when all have ended: python -m tools.report {tmp_path / 'r'} --out report"
+    assert (
+        lines[20] == f"# when all have ended: python -m tools.report {tmp_path / 'r'} --out {tmp_path / 'r' / 'report'}"
+    )
 
 
 def test_weak_scaling_gives_each_gpu_the_same(call, tmp_path):
@@ -240,8 +242,17 @@ def small(tmp_path_factory):
 
 
 def sweep_command(folder, *arguments):
-    paths = ["--runs-dir", str(folder / "runs"), "--out", str(folder / "out")]
-    return [sys.executable, "-m", "tools.sweep", *paths, "--strategies", "baseline", "ddp", *arguments]
+    return [
+        sys.executable,
+        "-m",
+        "tools.sweep",
+        "--runs-dir",
+        str(folder / "runs"),
+        "--strategies",
+        "baseline",
+        "ddp",
+        *arguments,
+    ]
 
 
 def test_a_local_campaign_goes_on_where_it_stopped(small, tmp_path):
@@ -257,13 +268,13 @@ def test_a_local_campaign_goes_on_where_it_stopped(small, tmp_path):
     assert re.search(
         r"^error: the report is not whole, .*: failed or stopped: see .*/ddp-1x2-auto-seed0.log$", done.stderr
     )
-    assert "runs: 1, finished: 1" in done.stdout and (tmp_path / "out" / "report.html").is_file()
+    assert "runs: 1, finished: 1" in done.stdout and (tmp_path / "runs" / "report" / "report.html").is_file()
 
     (tmp_path / "runs" / "ddp-1x2-auto-seed0").unlink()
     done = subprocess.run(command, env=environment, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"\[1/2\] baseline-1x1-auto-seed0: finished\n\[2/2\] ddp-1x2-auto-seed0: finished in", done.stdout)
-    assert "runs: 2, finished: 2" in done.stdout
+    assert "runs: 2, finished: 2" in done.stdout and not done.stderr  # no file of the first report is taken for a run
     assert re.search(r"ddp × 2 +2 +baseline × 1 +training", done.stdout)
 
 
@@ -299,14 +310,14 @@ def test_a_campaign_on_the_virtual_cluster(small, tmp_path):
         assert jobs[1].show()["NumNodes"] == "2"
         assert "runs: 2, finished: 2" in jobs[2].log()
         assert re.search(r"ddp × 2 on 2 nodes +2 +baseline × 1 +training", jobs[2].log())
-        assert (tmp_path / "out" / "report.html").is_file()
+        assert (tmp_path / "runs" / "report" / "report.html").is_file()
         cluster_name = json.loads((tmp_path / "runs" / "ddp-2x1-auto-seed0" / "run.json").read_text())["cluster"]
         assert cluster_name == "test"
 
-        shutil.rmtree(tmp_path / "out")
+        shutil.rmtree(tmp_path / "runs" / "report")
         last = cluster.call(*command, cwd=ROOT)
         assert last.startswith("finished: baseline-1x1-auto-seed0\nfinished: ddp-2x1-auto-seed0\n")
-        assert "job " not in last and (tmp_path / "out" / "report.html").is_file()
+        assert "job " not in last and (tmp_path / "runs" / "report" / "report.html").is_file()
 
         refused = [*command[: command.index("--")], "--sbatch=--partition=none", "--runs-dir", str(tmp_path / "x")]
         done = subprocess.run(refused, cwd=ROOT, env=cluster.environment, capture_output=True, text=True, timeout=60)

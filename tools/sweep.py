@@ -294,7 +294,7 @@ def main():
         "--batch-per-gpu", type=positive, metavar="N", help="weak scaling: a global batch of N for each GPU"
     )
     parser.add_argument("--runs-dir", default="runs/sweep", help="where run folders are made (default: runs/sweep)")
-    parser.add_argument("--out", default="report", help="where the report goes (default: report)")
+    parser.add_argument("--out", help="where the report goes (default: RUNS_DIR/report)")
     parser.add_argument(
         "--sbatch", type=words_of, default=[], metavar="OPTIONS", help='of every job: --sbatch="--account=A"'
     )
@@ -303,6 +303,7 @@ def main():
     how.add_argument("--local", action="store_true", help="run on this machine, one after the other")
     parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENTS", help="for the training scripts, after --")
     args = parser.parse_args()
+    args.out = args.out or str(Path(args.runs_dir) / "report")  # not one place for all campaigns
     args.device = check_arguments(args).device
     jobs = plan(args)
     queued = queue()
