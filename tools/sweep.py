@@ -38,7 +38,8 @@ STRATEGIES = {  # script and what else it is given
 }
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 TO_DO = ("new", "begun")
-OWN = ("--seed", "--precision", "--runs-dir", "--run-name")  # what a campaign sets itself
+# What a campaign decides itself: settings, and that its runs are trainings.
+OWN = ("--seed", "--precision", "--runs-dir", "--run-name", "--dry-run", "--evaluate-only")
 
 
 @dataclass
@@ -98,7 +99,7 @@ def check_arguments(args):
     own = [*OWN, *(["--batch-size"] if args.batch_per_gpu else [])]
     for word in args.arguments:
         if word.split("=")[0] in own:
-            raise UserError(f"{word}: a campaign sets this itself; `python -m tools.sweep --help` says how")
+            raise UserError(f"{word}: a campaign decides this itself; `python -m tools.sweep --help` says how")
     parser = build_parser("")
     parser.prog = "baseline.py"
     if "baseline" not in args.strategies:
