@@ -121,6 +121,24 @@ def test_one_question_gives_what_many_give(reader):
     assert ask(reader, TEXT, []) == []
 
 
+def test_a_probability_does_not_depend_on_how_many_are_shown(trained):
+    for settings in ({}, {"version": "2.0", "null_threshold": 0}):
+        reader = load(trained(**settings), device="cpu")
+        for one, three, many in zip(*(ask(reader, TEXT, QUESTIONS, n_best) for n_best in (1, 3, 100)), strict=True):
+            assert one["probability"] == three["probability"] == pytest.approx(many["probability"], rel=1e-6)
+            shown = [entry["probability"] for entry in many["n_best"]]
+            assert len(shown) == 100 and shown == sorted(shown, reverse=True)
+            assert shown[:3] == pytest.approx([entry["probability"] for entry in three["n_best"]], rel=1e-6)
+
+
+def test_a_question_alone_is_one_question(reader):
+    (alone,) = ask(reader, TEXT, QUESTIONS[0])
+    assert alone == ask(reader, TEXT, QUESTIONS[:1])[0]
+    assert len(ask(reader, TEXT, (question for question in QUESTIONS))) == len(QUESTIONS)
+    with pytest.raises(UserError, match="a question is empty"):
+        ask(reader, TEXT, "")
+
+
 def test_a_long_text_takes_many_windows(reader):
     text = "".join(f"Ferry {number} of Ven was built by {number * 7} men.\n" for number in range(300))
     (result,) = ask(reader, text, ["Who built the ferry?"], n_best=60)
@@ -167,6 +185,20 @@ def test_what_a_reader_sees(run, v1, text_file):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # No answer
+
+
+def test_what_a_text_holds_does_not_command_the_terminal(run, v1, tmp_path):
+    """Escape sequences and marks that turn a line round are shown as escapes; letters of all scripts stay."""
+    path = tmp_path / "text.txt"
+    text = "Ferry \x1b]0;owned\x07\x1b[2J\x9b31m\u202eboat\x7f می\u200cخواهم 🏳\ufe0f\u200d🌈"
+    path.write_text(text, encoding="utf-8")
+    arguments = ["--model", v1, "--context-file", path, "--question", f"Who? {text}", "--n-best", "100"]
+    out = run(*arguments)
+    assert not set(out) & set("\x1b\x07\x9b\u202e\x7f")
+    assert r"Who? Ferry \x1b]0;owned\x07\x1b[2J\x9b31m\u202eboat\x7f می" + "\u200cخواهم 🏳\ufe0f\u200d🌈\n" in out
+    assert len([line for line in out.splitlines() if r"\x1b" in line]) > 1  # an answer too
+    (result,) = lines_of(run(*arguments, "--json"))
+    assert result["question"] == f"Who? {text}" and any("\x1b" in entry["answer"] for entry in result["n_best"])
 
 
 def test_a_model_of_v1_never_abstains(v1, plain):
@@ -295,6 +327,8 @@ def test_inputs_that_cannot_work_are_refused(run, v1, text_file, tmp_path):
         ([*model, *text, "--predictions", "x.json"], "--predictions needs a SQuAD file"),
         ([*model, *dev, "--question", "Who?"], r"dev.json: a SQuAD file has its own questions"),
         ([*model, *dev, "--predictions", tmp_path / "none" / "x.json"], r"x.json: no such folder"),
+        ([*model, *dev, "--predictions", "x.json", "--json"], "--json: not allowed with argument --predictions"),
+        (["--model", v1.parent, *text, "--question", "Who?"], f"is a run's folder; its model is {v1}$"),
         ([*model], "arguments are required: --context-file"),
         (["--model", tmp_path, *text, "--question", "Who?"], "no config.json there; name a model folder"),
         (["--model", "nowhere", *text, "--question", "Who?"], "nowhere: no such folder"),

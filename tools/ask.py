@@ -56,6 +56,9 @@ def load(name, device="auto", precision="auto", eval_tokens=None, compiled=False
     device, precision, eval_tokens: as the options of the training scripts. compiled: True, False, or None for what
     an evaluation does: it takes a while to start and then answers thousands of questions faster.
     """
+    inside = os.path.join(str(name), "model")
+    if not os.path.isfile(f"{name}/config.json") and os.path.isfile(f"{inside}/config.json"):
+        raise UserError(f"{name}: is a run's folder; its model is {inside}")
     path, _ = find_model(name)
     config = load_config(path)
     settings = read_settings(config, path)
@@ -132,7 +135,15 @@ def find(reader, data, n_best=SEARCHED):
         progress=progress,
     )
     progress.close()
-    return find_answers(outputs, features, data.frame, threshold is not None, n_best), threshold
+    found = find_answers(outputs, features, data.frame, threshold is not None, n_best)
+    if n_best > SEARCHED:  # probabilities among as many as ever
+        outputs = {name: array[:, :SEARCHED] for name, array in outputs.items() if array.ndim == 2}
+        fewer = find_answers(outputs, features, data.frame, threshold is not None, SEARCHED)
+        for key, result in found.items():
+            scale = fewer[key]["nbest"][0]["probability"] / result["nbest"][0]["probability"]
+            for entry in result["nbest"]:
+                entry["probability"] *= scale
+    return found, threshold
 
 
 @functools.lru_cache(maxsize=1)
@@ -170,13 +181,15 @@ def ask_all(reader, data, n_best=3):
 
 
 def ask(reader, text, questions, n_best=3):
-    """The answers to `questions` (a list) from `text`, computed together: a list of dicts.
+    """The answers to `questions` (a list, or one as text) from `text`, computed together: a list of dicts.
 
-    id: the question's number, as text. answer: "" for no answer. score: start plus end logit. probability: among all
-    answers searched. start, end: characters of the text, from 0, end not included; line: from 1; None, all three, for
-    no answer. null_odds, threshold: no answer where the first exceeds the second; None never abstains. n_best: the
-    best answers, each with the fields from answer to line. UserError for an empty text or question.
+    id: the question's number, as text. answer: "" for no answer. score: start plus end logit. probability: its share
+    among the 20 best, however many are shown. start, end: characters of the text, from 0, end not included; line: from
+    1; None, all three, for no answer. null_odds, threshold: no answer where the first exceeds the second; None never
+    abstains. n_best: the best answers, each with the fields from answer to line. UserError for an empty text or
+    question.
     """
+    questions = [questions] if isinstance(questions, str) else list(questions)
     return ask_all(reader, text_questions(text, questions), n_best)
 
 
@@ -185,7 +198,10 @@ def ask(reader, text, questions, n_best=3):
 
 
 def one_line(text):
-    return " ".join(text.split())
+    """For a terminal: blanks and line ends are spaces, and what would command it or turn the line round is escaped."""
+    joiners = "\u200c\u200d"  # of letters (Persian, Hindi) and emoji; not printable to Python
+    text = " ".join(text.split())
+    return "".join(c if c.isprintable() or c in joiners else c.encode("unicode_escape").decode() for c in text)
 
 
 def report(result):
@@ -241,8 +257,9 @@ def build_parser():
         help="about the text; may be given several times; default: from stdin, a line each, or those of the SQuAD file",
     )
     parser.add_argument("--n-best", type=few, default=3, help="answers to show for each question")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.add_argument(
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print one JSON object a line")
+    how.add_argument(
         "--predictions", metavar="FILE", help="SQuAD: write {id: answer} here, as an evaluation does; print no answers"
     )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto", help="where to run")
