@@ -152,7 +152,7 @@ run() {
         "$@"
         return
     fi
-    local saved_before work="" status=0 patience=""
+    local saved saved_before work="" status=0 patience=""
     saved_before=$(newest_checkpoint)
     if ! $asked; then # else it came during the checks
         rm -f "$run_folder/stop" # of an earlier start
@@ -174,15 +174,16 @@ run() {
     if grep -qs '^ "status": "\(finished\|failed\)"' "$run_folder/run.json"; then
         exit "$status"
     fi
-    if [[ $saved_before != "$(newest_checkpoint)" ]]; then
+    saved=$(newest_checkpoint)
+    if [[ $saved_before != "$saved" ]]; then
         rm -f "$run_folder/stalled"
     elif [[ -e $run_folder/stalled ]]; then
         rm "$run_folder/stalled"
-        stop "two starts got no further than $(newest_checkpoint)" "$(again --time=MORE)"
+        stop "two starts got no further than ${saved:-the beginning}" "$(again --time=MORE)"
     else
         touch "$run_folder/stalled"
     fi
-    echo "back into the queue: job $SLURM_JOB_ID goes on from $(newest_checkpoint)"
+    echo "back into the queue: job $SLURM_JOB_ID goes on from ${saved:-the beginning}"
     scontrol requeue "$SLURM_JOB_ID"
     sleep 60 # the requeue ends this script; were it to end by itself, the job might count as done
 }

@@ -213,7 +213,7 @@ def same_as_alone(ours, theirs, attempts):
 # Slurm looks at time limits each half minute: the signal comes within 31 s after the start.
 @pytest.mark.parametrize(
     "script, limit, epochs",
-    [("run_distributed.sh", ["--time=1", "--signal=B:USR1@29"], 250), ("run_baseline.sh", [], 40)],
+    [("run_distributed.sh", ["--time=30", "--signal=B:USR1@29"], 250), ("run_baseline.sh", [], 40)],
     ids=["time limit", "pre-emption"],
 )
 def test_a_job_that_is_stopped_goes_on_after_its_requeue(cluster, options, runs_dir, script, limit, epochs):
@@ -225,8 +225,11 @@ def test_a_job_that_is_stopped_goes_on_after_its_requeue(cluster, options, runs_
     if not limit:
         alone.wait(seconds=240)
     job = cluster.submit(*resources, *limit, script, *arguments, cwd=ROOT, environment=environment)
-    if not limit:  # Slurm sends SIGTERM to the ranks, and nothing to the batch script
-        job.wait_for(r"epoch 2: ")
+    job.wait_for(r"epoch 2: ")
+    if limit:  # so that it is near now
+        hours, minutes, _ = map(int, job.show()["RunTime"].split(":"))
+        cluster.call("scontrol", "update", f"JobId={job.number}", f"TimeLimit={60 * hours + minutes + 1}")
+    else:  # Slurm sends SIGTERM to the ranks, and nothing to the batch script
         cluster.submit("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 1", cwd=ROOT)
     job.wait_for(r"back into the queue: job \d+ goes on from \S+/step-\d+")
     if limit:
