@@ -319,6 +319,68 @@ def test_repeats_on_another_machine_are_not_averaged_away(tmp_path):
     assert "repeats on several machines: elsewhere, node1" in rows["ddp × 4"].notes
 
 
+def on_cards(one, *cards):
+    return one | {"ranks": [{"rank": i, "uuid": card} for i, card in enumerate(cards)]}
+
+
+CURVE = {"training": [50.0, 25.0, 25.0], "f1": [80.0, 88.0, 87.0]}
+SLOW = {"training": [200.0, 150.0, 150.0], "f1": [80.0, 88.0, 87.0]}
+
+
+def test_machines_of_one_name_are_told_apart_by_their_cards(tmp_path):
+    made = {"b0": on_cards(record("baseline", 1, 0, **CURVE), "A0"), "b1": record("baseline", 1, 1, **SLOW)}
+    made |= {"b1": on_cards(made["b1"], "Z9"), "d": on_cards(record("ddp", 2, **CURVE), "A0", "A1")}
+    _, rows = compared(made, tmp_path / "some")
+    assert rows["baseline × 1"].notes == [
+        "repeats on cards that no run joins, so perhaps on several machines: A0, A1 | Z9"
+    ]
+    assert rows["ddp × 2"].strong.speedup["training"][0] == 87.5 / 25  # noted
+    assert rows["ddp × 2"].notes[-1] == (
+        "perhaps not all on the machine of its baseline, with cards that no run joins: A0, A1 against A0, A1 | Z9"
+    )
+    _, rows = compared({name: made[name] for name in ("b1", "d")}, tmp_path / "none")
+    assert rows["ddp × 2"].strong.differences == ["another machine: node1 with other cards"]
+    assert rows["ddp × 2"].strong.speedup["training"][0] is None
+    # Runs on other cards of one machine are of it where a third run had them all, and none need know its cards.
+    made["all"] = on_cards(record("ddp", 3, **CURVE), "A0", "A1", "Z9")
+    _, rows = compared(made, tmp_path / "joined")
+    assert not rows["baseline × 1"].notes and "cards" not in "; ".join(rows["ddp × 2"].notes)
+    _, rows = compared({"b0": made["b0"], "b1": made["b1"] | {"ranks": []}, "d": made["d"]}, tmp_path / "unknown")
+    assert not rows["baseline × 1"].notes and rows["ddp × 2"].strong.speedup["training"][0] == 87.5 / 25
+    clustered = {name: one | {"cluster": "big"} for name, one in made.items() if name != "all"}
+    _, rows = compared(clustered, tmp_path / "cluster")
+    assert not rows["baseline × 1"].notes and "cards" not in "; ".join(rows["ddp × 2"].notes)
+
+
+def test_all_clusters_of_a_row_count(tmp_path):
+    made = {name: campaign()[name] | {"cluster": "big"} for name in ("base-0", "base-1", "ddp4-0")}
+    made["base-1"]["cluster"] = "other"
+    _, rows = compared(made, tmp_path)
+    assert rows["ddp × 4"].strong.differences == ["another machine: big against big, other"]
+    assert rows["ddp × 4"].strong.speedup["training"][0] is None
+
+
+def test_each_experiment_has_its_own_baseline(tmp_path):
+    """What others are compared with there takes no speed-up away here."""
+
+    def other(one):
+        one["data"]["train"]["sha256"] = "other"
+        return one
+
+    made = {"a2": record("ddp", 2, **SLOW), "a4": record("ddp", 4, **CURVE)}
+    made |= {"b4": other(record("ddp", 4, 1, **SLOW)), "b8": other(record("ddp", 8, 1, **CURVE))}
+    (_, experiment), _ = compared(made, tmp_path / "1", baseline="ddp")
+    base, row = experiment.rows
+    assert row.strong.base is base and row.strong.speedup["training"] == (6.0, 3.0, None)
+    made = {"a1": record("baseline", 1, **SLOW), "b1": other(record("ddp", 1, 1, **SLOW)), "b4": made["b4"]}
+    _, rows = compared(made, tmp_path / "2")
+    assert rows["ddp × 4"].strong.base is rows["ddp × 1"] and rows["ddp × 4"].strong.speedup["training"][0] == 1.0
+    del made["b1"]
+    _, rows = compared(made, tmp_path / "3")  # one of another experiment, for the differences, if there is no other
+    assert rows["ddp × 4"].strong.base is rows["baseline × 1"]
+    assert rows["ddp × 4"].strong.differences[0].startswith("data squad")
+
+
 def test_what_else_a_reader_must_know_is_noted(twenty):
     experiments, rows = twenty
     assert rows[f"fsdp-zero2 × 4, {BF16}"].notes == [
