@@ -520,7 +520,12 @@ def test_the_speedup_figure_draws_it(twenty):
     assert not [name for name in lines if "tf32" in name or "A100" in name]
     points = figures.speedup_points(experiments[0], "training").set_index(["series", "ranks"])
     two = points.loc[(f"ddp, {BF16}", 2)]
-    assert (two["low"], two["high"]) == pytest.approx((100 / 52, 100 / 50))  # the slowest and the fastest repeat
+    assert (two["low"], two["high"]) == pytest.approx((98 / 52, 102 / 50))  # fastest baseline over slowest, and back
+    four = figures.speedup_points(experiments[0], "weak").set_index("ranks").loc[4].iloc[0]
+    assert (four["low"], four["high"]) == (3.8, 3.8)
+    assert [ax.get_ylabel() for ax in figure.axes] == [
+        "times as fast as the baseline", "", "", "windows/s over the baseline's"
+    ]  # fmt: skip
     weak = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[3].lines}
     assert weak["ddp, bf16, batch 96 per rank"] == approx([[1, 1], [4, 3.8]])
     assert figures.speedup_figure(experiments[1]) is None  # nothing to compare
@@ -532,6 +537,28 @@ def test_numbers_of_gpus_are_not_printed_over_each_other(tmp_path):
     (experiment,), _ = compared(made, tmp_path)
     figures.load_matplotlib()
     assert figures.speedup_figure(experiment).axes[0].get_xticks().tolist() == [1, 8, 16, 64]
+
+
+def test_a_panel_has_another_number_of_ranks_than_the_baselines(tmp_path):
+    """ddp × 1 at the baseline's batch is none, and the caption names what is shown."""
+    made = {"b": record("baseline", 1, batch=48, rate=90.0, total=200.0, **CURVE)}
+    made["1"] = record("ddp", 1, batch=48, rate=89.0, total=202.0, **CURVE)
+    (experiment,), _ = compared(made, tmp_path / "1")
+    figures.load_matplotlib()
+    assert figures.speedup_figure(experiment) is None
+    made["2"] = record("ddp", 2, batch=96, rate=45.0, total=202.0, **CURVE)
+    (experiment,), _ = compared(made, tmp_path / "2")
+    (ax,) = figures.speedup_figure(experiment).axes
+    assert ax.get_title(loc="left") == figures.PANELS["weak"] and ax.get_ylabel() == "windows/s over the baseline's"
+    caption = report.draw(experiment, tmp_path / "figures", "")[0].caption
+    assert caption.startswith(
+        "Windows/s as a multiple of the baseline's at the same batch per rank (weak scaling) agai"
+    )
+    made = {"4": record("ddp", 4, **CURVE), "2": record("ddp", 2, **SLOW), "1": record("baseline", 1, **SLOW)}
+    (experiment,), _ = compared(made, tmp_path / "3", baseline="ddp × 4")
+    (ax, _) = figures.speedup_figure(experiment).axes  # all points below 1: the baseline's own is in the picture
+    assert ax.get_ylim() == (0, 1.1)
+    assert report.draw(experiment, tmp_path / "figures", "")[0].caption.startswith("Speed-up against the number of GPU")
 
 
 def test_weak_scaling_is_one_line(tmp_path):

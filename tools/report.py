@@ -33,7 +33,8 @@ against the card's dense peak at the run's precision.
 Speed-up is the baseline's median time divided by the row's. Efficiency is the speed-up divided by the number of ranks \
 over the baseline's.
 The serial fraction is Karp and Flatt's, (1/S − 1/p) / (1 − 1/p), the part of the work that p ranks did not \
-share, as if all of the loss were of that kind. It is constant in p if it is, and grows with p if communication costs.
+share, as if all of the loss were of that kind. It is constant in p if it is, and grows with p if communication costs; \
+above 1, p ranks were slower than one, and below 0, more than p times as fast.
 Strong scaling keeps the global batch and so the experiment. Weak scaling keeps the windows per rank and step: fewer, \
 larger steps make an epoch, which is another experiment, so its throughput is compared and not its time to a result.
 Utilisation and power are means over samples of each second, per GPU; energy is that of an epoch on all GPUs.
@@ -44,7 +45,8 @@ Overfitting begins at the epoch of the lowest dev loss, if another epoch follows
 TEXT_COLUMNS = ("", "run", "baseline", "of", "remark", "row", "status", "started (UTC)", "hosts", "code")
 WRAPPED = ("baseline", "remark", "hosts")
 CAPTIONS = {
-    "speedup": "Speed-up against the number of {unit}. The dashed line is the ideal; bars give the spread of repeats.",
+    "speedup": "{what} against the number of {unit}. The dashed line is the ideal; bars go from the slowest repeat "
+    "against the baseline's fastest to the fastest against its slowest.",
     "time": "Where the time went: medians, with the rest (start, data, loading, compiling, saving, scores of training "
     "questions) as what remains.",
     "curves": "Loss and scores by epoch: medians, the band from least to most. The dotted line marks where overfitting "
@@ -340,12 +342,20 @@ def load(paths):
 
 def draw(experiment, folder, prefix):
     """Write the figures of an experiment that it has anything for; returns its Pictures."""
-    made = []
+    made, panels = [], figures.speedup_panels(experiment)
+    what = ["Speed-up"] if panels.keys() - {"weak"} else []
+    what += (
+        ["windows/s as a multiple of the baseline's at the same batch per rank (weak scaling)"]
+        if "weak" in panels
+        else []
+    )
+    what = " and ".join(what)
     for name, caption in CAPTIONS.items():
         figure = getattr(figures, f"{name}_figure")(experiment)
         if figure is not None:
             address = figures.save(figure, folder / f"{prefix}{name}")
-            made.append(Picture(name, f"{prefix}{name}", address, caption.format(unit=experiment.unit)))
+            caption = caption.format(what=what[:1].upper() + what[1:], unit=experiment.unit)
+            made.append(Picture(name, f"{prefix}{name}", address, caption))
     return made
 
 
