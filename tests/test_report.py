@@ -352,6 +352,18 @@ def test_machines_of_one_name_are_told_apart_by_their_cards(tmp_path):
     assert not rows["baseline × 1"].notes and "cards" not in "; ".join(rows["ddp × 2"].notes)
 
 
+def test_runs_side_by_side_are_noted(tmp_path):
+    made = {name: campaign()[name] for name in ("base-0", "base-1", "base-2", "ddp4-0", "ddp4-1")}
+    made["base-0"]["attempts"] = [{"started": 100.0, "seconds": 50.0}]
+    made["base-1"]["attempts"] = [{"started": 200.0}, {"started": 300.0, "seconds": 10.0}]  # the first was killed
+    made["base-2"]["attempts"] = [{"started": 150.0, "seconds": 50.0}]  # after base-0
+    made["ddp4-0"]["attempts"] = [{"started": 149.0, "seconds": 1.0}]
+    made["ddp4-1"] |= {"attempts": [{"started": 150.0, "seconds": 90.0}], "hosts": ["elsewhere"] * 4}
+    _, rows = compared(made, tmp_path)
+    note = "ran beside another run on a host of the same name: "
+    assert note + "base-0" in rows["baseline × 1"].notes and note + "ddp4-0" in rows["ddp × 4"].notes
+
+
 def test_all_clusters_of_a_row_count(tmp_path):
     made = {name: campaign()[name] | {"cluster": "big"} for name in ("base-0", "base-1", "ddp4-0")}
     made["base-1"]["cluster"] = "other"
@@ -551,14 +563,13 @@ def test_a_panel_has_another_number_of_ranks_than_the_baselines(tmp_path):
     (ax,) = figures.speedup_figure(experiment).axes
     assert ax.get_title(loc="left") == figures.PANELS["weak"] and ax.get_ylabel() == "windows/s over the baseline's"
     caption = report.draw(experiment, tmp_path / "figures", "")[0].caption
-    assert caption.startswith(
-        "Windows/s as a multiple of the baseline's at the same batch per rank (weak scaling) agai"
-    )
+    said = "Against the number of GPUs: "
+    assert caption.startswith(f"{said}windows/s over the baseline's at the same batch per rank (weak scaling). The")
     made = {"4": record("ddp", 4, **CURVE), "2": record("ddp", 2, **SLOW), "1": record("baseline", 1, **SLOW)}
     (experiment,), _ = compared(made, tmp_path / "3", baseline="ddp × 4")
     (ax, _) = figures.speedup_figure(experiment).axes  # all points below 1: the baseline's own is in the picture
     assert ax.get_ylim() == (0, 1.1)
-    assert report.draw(experiment, tmp_path / "figures", "")[0].caption.startswith("Speed-up against the number of GPU")
+    assert report.draw(experiment, tmp_path / "figures", "")[0].caption.startswith(f"{said}speed-up. The")
 
 
 def test_weak_scaling_is_one_line(tmp_path):
@@ -619,9 +630,18 @@ def test_the_curves_figure_draws_it(twenty):
     assert lines["dev loss"].tolist() == [[1, 2], [2, 1.5], [3, 1.75]]
     assert lines["dev F1"].tolist() == [[1, 80], [2, 88], [3, 87]]
     assert lines["dev exact match"].tolist() == [[1, 72], [2, 80], [3, 79]]
-    assert lines["overfitting from here"][:, 0].tolist() == [2, 2]  # the lowest dev loss, then 1.75
+    assert lines["lowest dev loss, overfitting after it"][:, 0].tolist() == [2, 2]  # 1.5, then 1.75
     assert figures.overfitting_epoch(rows["ddp × 4, tf32"]) is None  # still falling at its last epoch
     assert figures.curves(rows[BASE])["f1"].loc[2].tolist() == [88.0, 87.6, 88.4]
+
+
+@pytest.mark.parametrize("losses, epoch", [([2, 1, 1.011], 2), ([2, 1, 1.009], None), ([1, 1.02, 1.0], 1)])
+def test_overfitting_is_a_rise_of_the_dev_loss_by_a_per_cent(tmp_path, losses, epoch):
+    made = record("baseline", 1, **CURVE)
+    for one, loss in zip(made["epochs"], losses, strict=True):
+        one["dev_loss"] = loss
+    _, rows = compared({"one": made}, tmp_path)
+    assert figures.overfitting_epoch(rows["baseline × 1"]) == epoch
 
 
 def test_the_curves_figure_draws_the_score_of_training_questions(tmp_path):

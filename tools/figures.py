@@ -188,9 +188,9 @@ def curves(row):
 
 
 def overfitting_epoch(row):
-    """The epoch after which the median dev loss only was higher than at it; None if it is the last one."""
+    """The epoch of the lowest median dev loss; None if it rose by less than 1 % after it, which may be noise."""
     loss = curves(row)["dev_loss"]["median"].dropna()
-    return int(loss.idxmin()) if len(loss) and loss.idxmin() < loss.index[-1] else None
+    return int(loss.idxmin()) if len(loss) and loss[loss.idxmin() :].max() >= 1.01 * loss.min() > 0 else None
 
 
 def curves_figure(experiment, across=4):
@@ -227,7 +227,9 @@ def curves_figure(experiment, across=4):
         epoch = overfitting_epoch(row)
         if epoch is not None:
             for ax in pair:
-                ax.axvline(epoch, color="#b5473c", linestyle=":", linewidth=1.2, label="overfitting from here")
+                ax.axvline(
+                    epoch, color="#b5473c", linestyle=":", linewidth=1.2, label="lowest dev loss, overfitting after it"
+                )
         pair[0].set_title(textwrap.fill(row.label, 28), loc="left")
         pair[1].set_xlabel("epoch")
         pair[0].set_xlabel("")

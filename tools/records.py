@@ -4,6 +4,7 @@ Knows nothing of torch: a report can be made where only pandas and matplotlib ar
 """
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -131,6 +132,7 @@ class Run:
     processor: str | None
     shared: bool
     attempts: int
+    spans: list  # (begun, ended) of the attempts that say both, in seconds since 1970
     code: str
     torch: str
 
@@ -195,6 +197,7 @@ def build_run(record, path):
         "kernels": (kernels, ", ".join(f"{name} {short(value)}" for name, value in kernels.items())),
     }
     attempts = get("attempts", "a list of objects", [])
+    spans = [[take(one, path, name, "a number", None) for name in ("started", "seconds")] for one in attempts]
     memory = get("peak_memory_bytes", "a number or a list of numbers", None)
     total = get("seconds.total", "a number", None)
     if len(attempts) > 1:  # the total is that of the last process
@@ -233,6 +236,7 @@ def build_run(record, path):
             for place in places
         ),
         attempts=len(attempts),
+        spans=[(begun, begun + lasted) for begun, lasted in spans if None not in (begun, lasted)],
         code=(commit[:7] if commit else "unknown")
         + (" with uncommitted changes" if get("git_dirty", "true or false", False) else ""),
         torch=get("versions.torch", "text", "unknown"),
@@ -398,9 +402,12 @@ def group(runs, target=None):
     for run in sorted(runs, key=lambda run: (run.started, str(run.path))):
         rows.setdefault(run.key, []).append(run)
     order = sorted(map(Row, rows.values()), key=lambda row: row_order(row.lead))
-    experiments, joined = {}, join_cards(runs)
+    experiments, joined, crowded = {}, join_cards(runs), find_crowded(runs)
     for row in order:
         row.machines = {joined[card] for cards in row.all("uuids") for card in cards}
+        names = [run.name for run in row.finished if run.path in crowded]
+        if names:
+            row.notes.append(f"ran beside another run on a host of the same name: {', '.join(names)}")
         experiments.setdefault(experiment_key(row), []).append(row)
     return [build_experiment(rows, target) for rows in experiments.values()]
 
@@ -415,6 +422,15 @@ def join_cards(runs):
         together = run.uuids.union(*(joined.get(card, ()) for card in run.uuids))
         joined |= dict.fromkeys(together, together)
     return joined
+
+
+def find_crowded(runs):
+    """Paths of the runs that had another beside them: at the same time, on a host of the same name."""
+    crowded = set()
+    for one, other in itertools.combinations([run for run in runs if run.spans], 2):
+        if {*one.hosts} & {*other.hosts} and any(a < d and c < b for a, b in one.spans for c, d in other.spans):
+            crowded |= {one.path, other.path}
+    return crowded
 
 
 def experiment_key(row):

@@ -39,18 +39,19 @@ Strong scaling keeps the global batch and so the experiment. Weak scaling keeps 
 larger steps make an epoch, which is another experiment, so its throughput is compared and not its time to a result.
 Utilisation and power are means over samples of each second, per GPU; energy is that of an epoch on all GPUs.
 A † marks a ratio of unlike runs, which --allow-unlike asked for: it is not a speed-up.
-Overfitting begins at the epoch of the lowest dev loss, if another epoch follows.""".splitlines()
+Overfitting begins after the epoch of the lowest dev loss, if that rose by 1 % or more later.""".splitlines()
 
 
 TEXT_COLUMNS = ("", "run", "baseline", "of", "remark", "row", "status", "started (UTC)", "hosts", "code")
 WRAPPED = ("baseline", "remark", "hosts")
+WHAT = {"strong": "speed-up", "weak": "windows/s over the baseline's at the same batch per rank (weak scaling)"}
 CAPTIONS = {
-    "speedup": "{what} against the number of {unit}. The dashed line is the ideal; bars go from the slowest repeat "
+    "speedup": "Against the number of {unit}: {what}. The dashed line is the ideal; bars go from the slowest repeat "
     "against the baseline's fastest to the fastest against its slowest.",
     "time": "Where the time went: medians, with the rest (start, data, loading, compiling, saving, scores of training "
     "questions) as what remains.",
-    "curves": "Loss and scores by epoch: medians, the band from least to most. The dotted line marks where overfitting "
-    "begins: the lowest dev loss, if another epoch followed.",
+    "curves": "Loss and scores by epoch: medians, the band from least to most. The dotted line marks the lowest dev "
+    "loss, if it rose by 1 % or more after it: overfitting.",
 }
 
 
@@ -343,18 +344,12 @@ def load(paths):
 def draw(experiment, folder, prefix):
     """Write the figures of an experiment that it has anything for; returns its Pictures."""
     made, panels = [], figures.speedup_panels(experiment)
-    what = ["Speed-up"] if panels.keys() - {"weak"} else []
-    what += (
-        ["windows/s as a multiple of the baseline's at the same batch per rank (weak scaling)"]
-        if "weak" in panels
-        else []
-    )
-    what = " and ".join(what)
+    shown = [WHAT["strong"]] * any(name != "weak" for name in panels) + [WHAT["weak"]] * ("weak" in panels)
     for name, caption in CAPTIONS.items():
         figure = getattr(figures, f"{name}_figure")(experiment)
         if figure is not None:
             address = figures.save(figure, folder / f"{prefix}{name}")
-            caption = caption.format(what=what[:1].upper() + what[1:], unit=experiment.unit)
+            caption = caption.format(what=" and ".join(shown), unit=experiment.unit)
             made.append(Picture(name, f"{prefix}{name}", address, caption))
     return made
 
