@@ -400,8 +400,8 @@ def test_what_else_a_reader_must_know_is_noted(twenty):
         "repeats missing: 2 where another row has 3",
     ]
     assert rows[f"ddp × 4, {BF16}"].notes == ["running is left out: running, or killed"]
-    assert rows["ddp × 4, tf32"].notes == ["one run alone, so no spread", "code version unknown"]
-    assert "all rows: code version unknown" in report.notes(experiments[1])
+    assert rows["ddp × 4, tf32"].notes == ["one run alone, so no spread", "uncertain code version: unknown"]
+    assert "all rows: uncertain code version: unknown" in report.notes(experiments[1])
 
 
 def test_notes_on_code_machines_attempts_and_settings(tmp_path):
@@ -427,6 +427,43 @@ def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     assert rows["ddp × 4"].stats["run_seconds"] is None
     assert "other torch than its baseline: 2.11.0 against 2.13.0" in four
     assert rows["ddp × 2"].strong.speedup["training"][0] == pytest.approx(101 / 50)  # noted, not refused
+
+
+def test_notes_of_many_rows_are_counted(tmp_path):
+    made = {str(ranks): record("ddp", ranks, **CURVE) for ranks in (1, 2, 3, 4, 5)}
+    for ranks in range(2, 6):
+        made[str(ranks)]["git_commit"] = f"{ranks}" * 7
+    made["5"] = on_cards(made["5"], *(f"card{i}" for i in range(5)))
+    made["5b"] = record("ddp", 5, 1, **CURVE) | {"git_commit": "5" * 7}
+    (experiment,), rows = compared(made, tmp_path)
+    assert rows["ddp × 3"].notes[-1] == "other code than its baseline: 3333333 against abcdef0"
+    assert report.notes(experiment) == [
+        "4 of 5 rows (ddp × 1, …): repeats missing: 1 where another row has 2",
+        "4 of 5 rows (ddp × 1, …): one run alone, so no spread",
+        "4 of 5 rows (ddp × 2, …): other code than its baseline (each in rows.csv)",
+    ]
+
+
+def test_another_experiments_baseline_is_not_named(tmp_path):
+    made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp4-0", "lightning")}
+    experiments, _ = compared(made, tmp_path / "no")
+    (line,) = report.strong_table(experiments[1]).rows
+    assert line == ["ddp × 4", "4", *["–"] * 6, "no baseline of this model, data and number of epochs"]
+    experiments, _ = compared(made, tmp_path / "allowed", allow_unlike=True)
+    line = report.strong_table(experiments[1]).rows[0]
+    assert line[2:4] == ["baseline × 1", "training"] and "epochs 2 against 3" in line[-1]
+
+
+def test_the_nearest_baseline_is_of_the_same_strategy(tmp_path):
+    """Where there is none of baseline.py: ddp × 4 is compared with ddp × 1, not with what comes first."""
+    made = {
+        f"{name}{ranks}": record(name, ranks, **CURVE) for name in ("alone", "ddp", "fsdp-zero2") for ranks in (1, 4)
+    }
+    made["ddp4"]["arguments"]["learning_rate"] = 1e-4  # a difference less would be alone × 1
+    made["alone1"]["arguments"]["learning_rate"] = 1e-4
+    _, rows = compared(made, tmp_path)
+    for name in ("alone", "ddp", "fsdp-zero2"):
+        assert rows[f"{name} × 4"].strong.base is rows[f"{name} × 1"]
 
 
 def test_what_all_rows_share_stands_in_the_title(tmp_path):

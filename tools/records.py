@@ -504,7 +504,7 @@ def notes(row, most):
     if len(row.all("code")) > 1:
         found.append(f"mixed code versions: {'; '.join(row.all('code'))}")
     elif row.lead.code == "unknown" or " " in row.lead.code:
-        found.append(f"code version {row.lead.code}")
+        found.append(f"uncertain code version: {row.lead.code}")
     if len(row.all("torch")) > 1:
         found.append(f"mixed torch versions: {', '.join(row.all('torch'))}")
     if any(row.all("shared")):
@@ -617,7 +617,7 @@ def compare(experiments, bases, allow_unlike=False):
         if not others or row in bases or not row.finished:
             continue
         found = {id(base): unlike(row, base) for base in others}
-        near = sorted(others, key=lambda base: (len(found[id(base)]), len(recipe(row, base))))
+        near = sorted(others, key=lambda base: distance(row, base, found[id(base)]))
         base = near[0]
         differences = list(found[id(base)].values())
         allowed = not differences or (allow_unlike and not is_weak(row, base))
@@ -636,6 +636,11 @@ def compare(experiments, bases, allow_unlike=False):
                 ratio = quotient(row.median("windows_per_second"), base.median("windows_per_second"))
                 row.weak = Comparison(base, others, {"weak": scaled(row, base, ratio)})
                 row.notes += [note for note in versus(row, base) if note not in row.notes]
+
+
+def distance(row, base, differences):
+    """What makes a baseline nearer than another: what forbids a speed-up, then the strategy, then other arguments."""
+    return len(differences), row.lead.strategy != base.lead.strategy, len(recipe(row, base))
 
 
 def is_weak(row, base):
