@@ -194,6 +194,27 @@ def test_measures_are_medians_with_spread_and_count(twenty):
     assert rows[BASE].stats["HasAns_f1"] is None
 
 
+def test_energy_without_a_counter_is_that_of_samples(tmp_path):
+    made = record("ddp", 2, **CURVE)
+    for i, epoch in enumerate(made["epochs"]):
+        for card in epoch["hardware"].values():
+            card |= {"energy_joules": [9.0, 300.0, 500.0][i], "energy_counter_joules": None}
+    _, rows = compared({"one": made}, tmp_path)
+    assert rows["ddp × 2"].median("energy_joules") == 800  # (2 · 300 + 2 · 500) / 2
+
+
+def test_scores_with_and_without_answer(tmp_path):
+    """Of SQuAD v2.0: those of the epoch that was kept, the second, as a median of 84, 86 and 87, of 70, 71 and 75."""
+    made = {str(seed): record("baseline", 1, seed, **CURVE) for seed in range(3)}
+    for one, answered, unanswered in zip(made.values(), (84.0, 86.0, 87.0), (75.0, 70.0, 71.0), strict=True):
+        one["epochs"][0] |= {"HasAns_f1": 60.0, "NoAns_f1": 50.0}
+        one["epochs"][1] |= {"HasAns_f1": answered, "NoAns_f1": unanswered}
+    (experiment,), _ = compared(made, tmp_path)
+    table = report.result_table(experiment)
+    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    assert cells["F1 with answer"] == "86.00 (84.00–87.00)" and cells["F1 without"] == "71.00 (70.00–75.00)"
+
+
 def serial(speedup, ranks):
     return (1 / speedup - 1 / ranks) / (1 - 1 / ranks)
 
@@ -391,6 +412,14 @@ def test_each_experiment_has_its_own_baseline(tmp_path):
     _, rows = compared(made, tmp_path / "3")  # one of another experiment, for the differences, if there is no other
     assert rows["ddp × 4"].strong.base is rows["baseline × 1"]
     assert rows["ddp × 4"].strong.differences[0].startswith("data squad")
+    made = {"row": record("ddp", 4, **CURVE), "own": record("baseline", 1, precision="fp32", card=A100, **CURVE)}
+    made["far"] = record("baseline", 1, **CURVE)
+    made["far"]["arguments"]["epochs"] = 5  # the only difference
+    _, rows = compared(made, tmp_path / "4")
+    assert rows["ddp × 4, bf16, H100 80GB HBM3"].strong.differences == [
+        "precision bf16 against fp32",
+        f"card {H100} against {A100}",
+    ]
 
 
 def test_what_else_a_reader_must_know_is_noted(twenty):
@@ -496,8 +525,15 @@ def test_rows_that_differ_in_a_setting_say_so(tmp_path):
 def test_faster_than_ideal_is_doubted(tmp_path):
     made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp4-0")}
     made["base-0"]["epochs"][1]["train_seconds"] *= 2
-    _, rows = compared(made, tmp_path)
+    _, rows = compared(made, tmp_path / "strong")
     assert any(note.startswith("faster than ideal") for note in rows["ddp × 4"].notes)
+
+    made = {"1": record("baseline", 1, batch=48, rate=100.0, **CURVE)}
+    for ranks, rate in ((2, 212.0), (4, 416.0)):  # 6 and 4 % above 200 and 400
+        made[str(ranks)] = record("ddp", ranks, batch=48 * ranks, rate=rate, **CURVE)
+    _, rows = compared(made, tmp_path / "weak")
+    doubted = [label for label, row in rows.items() if any(note.startswith("faster than ideal") for note in row.notes)]
+    assert doubted == ["ddp × 2, batch 96"]
 
 
 def test_a_named_baseline(tmp_path):

@@ -626,8 +626,9 @@ def compare(experiments, bases, allow_unlike=False):
             ratio = quotient(base.median(f"{scope}_seconds"), row.median(f"{scope}_seconds"))
             speedup[scope] = scaled(row, base, ratio if allowed else None, serial=True)
         row.strong = Comparison(base, differences, speedup)
+        doubt = "faster than ideal: find out why (a busy machine, a slow baseline) before it is reported"
         if not differences and max((one[1] or 0 for one in speedup.values()), default=0) > 1.05:
-            row.notes.append("faster than ideal: find out why (a busy machine, a slow baseline) before it is reported")
+            row.notes.append(doubt)
         if allowed or experiment_key(row) == experiment_key(base):
             row.notes += versus(row, base)
         for base in [base for base in near if is_weak(row, base)][:1]:
@@ -635,7 +636,8 @@ def compare(experiments, bases, allow_unlike=False):
             if not others or (allow_unlike and differences):
                 ratio = quotient(row.median("windows_per_second"), base.median("windows_per_second"))
                 row.weak = Comparison(base, others, {"weak": scaled(row, base, ratio)})
-                row.notes += [note for note in versus(row, base) if note not in row.notes]
+                also = [doubt] if not others and (row.weak.speedup["weak"][1] or 0) > 1.05 else []
+                row.notes += [note for note in also + versus(row, base) if note not in row.notes]
 
 
 def distance(row, base, differences):

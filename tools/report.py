@@ -313,7 +313,7 @@ th {{ font-weight: 600; color: #4a505a; border-bottom: 1px solid #aab0b8; vertic
 .text, .wrapped, .remark {{ text-align: left }}
 .text {{ white-space: nowrap }}
 .wrapped {{ min-width: 8rem }}
-.remark {{ min-width: 20rem }}
+.remark {{ min-width: 13rem }}
 small {{ color: #6a717c; font-size: .8em }}
 .number {{ text-align: right; white-space: nowrap }}
 th.number {{ white-space: normal }}
