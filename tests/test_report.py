@@ -194,6 +194,27 @@ def test_measures_are_medians_with_spread_and_count(twenty):
     assert rows[BASE].stats["HasAns_f1"] is None
 
 
+def test_energy_without_a_counter_is_that_of_samples(tmp_path):
+    made = record("ddp", 2, **CURVE)
+    for i, epoch in enumerate(made["epochs"]):
+        for card in epoch["hardware"].values():
+            card |= {"energy_joules": [9.0, 300.0, 500.0][i], "energy_counter_joules": None}
+    _, rows = compared({"one": made}, tmp_path)
+    assert rows["ddp × 2"].median("energy_joules") == 800  # (2 · 300 + 2 · 500) / 2
+
+
+def test_scores_with_and_without_answer(tmp_path):
+    """Of SQuAD v2.0: those of the epoch that was kept, the second, as a median of 84, 86 and 87, of 70, 71 and 75."""
+    made = {str(seed): record("baseline", 1, seed, **CURVE) for seed in range(3)}
+    for one, answered, unanswered in zip(made.values(), (84.0, 86.0, 87.0), (75.0, 70.0, 71.0), strict=True):
+        one["epochs"][0] |= {"HasAns_f1": 60.0, "NoAns_f1": 50.0}
+        one["epochs"][1] |= {"HasAns_f1": answered, "NoAns_f1": unanswered}
+    (experiment,), _ = compared(made, tmp_path)
+    table = report.result_table(experiment)
+    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    assert cells["F1 with answer"] == "86.00 (84.00–87.00)" and cells["F1 without"] == "71.00 (70.00–75.00)"
+
+
 def serial(speedup, ranks):
     return (1 / speedup - 1 / ranks) / (1 - 1 / ranks)
 
@@ -319,6 +340,88 @@ def test_repeats_on_another_machine_are_not_averaged_away(tmp_path):
     assert "repeats on several machines: elsewhere, node1" in rows["ddp × 4"].notes
 
 
+def on_cards(one, *cards):
+    return one | {"ranks": [{"rank": i, "uuid": card} for i, card in enumerate(cards)]}
+
+
+CURVE = {"training": [50.0, 25.0, 25.0], "f1": [80.0, 88.0, 87.0]}
+SLOW = {"training": [200.0, 150.0, 150.0], "f1": [80.0, 88.0, 87.0]}
+
+
+def test_machines_of_one_name_are_told_apart_by_their_cards(tmp_path):
+    made = {"b0": on_cards(record("baseline", 1, 0, **CURVE), "A0"), "b1": record("baseline", 1, 1, **SLOW)}
+    made |= {"b1": on_cards(made["b1"], "Z9"), "d": on_cards(record("ddp", 2, **CURVE), "A0", "A1")}
+    _, rows = compared(made, tmp_path / "some")
+    assert rows["baseline × 1"].notes == [
+        "repeats on cards that no run joins, so perhaps on several machines: A0, A1 | Z9"
+    ]
+    assert rows["ddp × 2"].strong.speedup["training"][0] == 87.5 / 25  # noted
+    assert rows["ddp × 2"].notes[-1] == (
+        "perhaps not all on the machine of its baseline, with cards that no run joins: A0, A1 against A0, A1 | Z9"
+    )
+    _, rows = compared({name: made[name] for name in ("b1", "d")}, tmp_path / "none")
+    assert rows["ddp × 2"].strong.differences == ["another machine: node1 with other cards"]
+    assert rows["ddp × 2"].strong.speedup["training"][0] is None
+    # Runs on other cards of one machine are of it where a third run had them all, and none need know its cards.
+    made["all"] = on_cards(record("ddp", 3, **CURVE), "A0", "A1", "Z9")
+    _, rows = compared(made, tmp_path / "joined")
+    assert not rows["baseline × 1"].notes and "cards" not in "; ".join(rows["ddp × 2"].notes)
+    _, rows = compared({"b0": made["b0"], "b1": made["b1"] | {"ranks": []}, "d": made["d"]}, tmp_path / "unknown")
+    assert not rows["baseline × 1"].notes and rows["ddp × 2"].strong.speedup["training"][0] == 87.5 / 25
+    clustered = {name: one | {"cluster": "big"} for name, one in made.items() if name != "all"}
+    _, rows = compared(clustered, tmp_path / "cluster")
+    assert not rows["baseline × 1"].notes and "cards" not in "; ".join(rows["ddp × 2"].notes)
+
+
+def test_runs_side_by_side_are_noted(tmp_path):
+    made = {name: campaign()[name] for name in ("base-0", "base-1", "base-2", "ddp4-0", "ddp4-1")}
+    made["base-0"]["attempts"] = [{"started": 100.0, "seconds": 50.0}]
+    made["base-1"]["attempts"] = [{"started": 200.0}, {"started": 300.0, "seconds": 10.0}]  # the first was killed
+    made["base-2"]["attempts"] = [{"started": 150.0, "seconds": 50.0}]  # after base-0
+    made["ddp4-0"]["attempts"] = [{"started": 149.0, "seconds": 1.0}]
+    made["ddp4-1"] |= {"attempts": [{"started": 150.0, "seconds": 90.0}], "hosts": ["elsewhere"] * 4}
+    _, rows = compared(made, tmp_path)
+    note = "ran beside another run on a host of the same name: "
+    assert note + "base-0" in rows["baseline × 1"].notes and note + "ddp4-0" in rows["ddp × 4"].notes
+
+
+def test_all_clusters_of_a_row_count(tmp_path):
+    made = {name: campaign()[name] | {"cluster": "big"} for name in ("base-0", "base-1", "ddp4-0")}
+    made["base-1"]["cluster"] = "other"
+    _, rows = compared(made, tmp_path)
+    assert rows["ddp × 4"].strong.differences == ["another machine: big against big, other"]
+    assert rows["ddp × 4"].strong.speedup["training"][0] is None
+
+
+def test_each_experiment_has_its_own_baseline(tmp_path):
+    """What others are compared with there takes no speed-up away here."""
+
+    def other(one):
+        one["data"]["train"]["sha256"] = "other"
+        return one
+
+    made = {"a2": record("ddp", 2, **SLOW), "a4": record("ddp", 4, **CURVE)}
+    made |= {"b4": other(record("ddp", 4, 1, **SLOW)), "b8": other(record("ddp", 8, 1, **CURVE))}
+    (_, experiment), _ = compared(made, tmp_path / "1", baseline="ddp")
+    base, row = experiment.rows
+    assert row.strong.base is base and row.strong.speedup["training"] == (6.0, 3.0, None)
+    made = {"a1": record("baseline", 1, **SLOW), "b1": other(record("ddp", 1, 1, **SLOW)), "b4": made["b4"]}
+    _, rows = compared(made, tmp_path / "2")
+    assert rows["ddp × 4"].strong.base is rows["ddp × 1"] and rows["ddp × 4"].strong.speedup["training"][0] == 1.0
+    del made["b1"]
+    _, rows = compared(made, tmp_path / "3")  # one of another experiment, for the differences, if there is no other
+    assert rows["ddp × 4"].strong.base is rows["baseline × 1"]
+    assert rows["ddp × 4"].strong.differences[0].startswith("data squad")
+    made = {"row": record("ddp", 4, **CURVE), "own": record("baseline", 1, precision="fp32", card=A100, **CURVE)}
+    made["far"] = record("baseline", 1, **CURVE)
+    made["far"]["arguments"]["epochs"] = 5  # the only difference
+    _, rows = compared(made, tmp_path / "4")
+    assert rows["ddp × 4, bf16, H100 80GB HBM3"].strong.differences == [
+        "precision bf16 against fp32",
+        f"card {H100} against {A100}",
+    ]
+
+
 def test_what_else_a_reader_must_know_is_noted(twenty):
     experiments, rows = twenty
     assert rows[f"fsdp-zero2 × 4, {BF16}"].notes == [
@@ -326,8 +429,8 @@ def test_what_else_a_reader_must_know_is_noted(twenty):
         "repeats missing: 2 where another row has 3",
     ]
     assert rows[f"ddp × 4, {BF16}"].notes == ["running is left out: running, or killed"]
-    assert rows["ddp × 4, tf32"].notes == ["one run alone, so no spread", "code version unknown"]
-    assert "all rows: code version unknown" in report.notes(experiments[1])
+    assert rows["ddp × 4, tf32"].notes == ["one run alone, so no spread", "uncertain code version: unknown"]
+    assert "all rows: uncertain code version: unknown" in report.notes(experiments[1])
 
 
 def test_notes_on_code_machines_attempts_and_settings(tmp_path):
@@ -353,6 +456,43 @@ def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     assert rows["ddp × 4"].stats["run_seconds"] is None
     assert "other torch than its baseline: 2.11.0 against 2.13.0" in four
     assert rows["ddp × 2"].strong.speedup["training"][0] == pytest.approx(101 / 50)  # noted, not refused
+
+
+def test_notes_of_many_rows_are_counted(tmp_path):
+    made = {str(ranks): record("ddp", ranks, **CURVE) for ranks in (1, 2, 3, 4, 5)}
+    for ranks in range(2, 6):
+        made[str(ranks)]["git_commit"] = f"{ranks}" * 7
+    made["5"] = on_cards(made["5"], *(f"card{i}" for i in range(5)))
+    made["5b"] = record("ddp", 5, 1, **CURVE) | {"git_commit": "5" * 7}
+    (experiment,), rows = compared(made, tmp_path)
+    assert rows["ddp × 3"].notes[-1] == "other code than its baseline: 3333333 against abcdef0"
+    assert report.notes(experiment) == [
+        "4 of 5 rows (ddp × 1, …): repeats missing: 1 where another row has 2",
+        "4 of 5 rows (ddp × 1, …): one run alone, so no spread",
+        "4 of 5 rows (ddp × 2, …): other code than its baseline (each in rows.csv)",
+    ]
+
+
+def test_another_experiments_baseline_is_not_named(tmp_path):
+    made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp4-0", "lightning")}
+    experiments, _ = compared(made, tmp_path / "no")
+    (line,) = report.strong_table(experiments[1]).rows
+    assert line == ["ddp × 4", "4", *["–"] * 6, "no baseline of this model, data and number of epochs"]
+    experiments, _ = compared(made, tmp_path / "allowed", allow_unlike=True)
+    line = report.strong_table(experiments[1]).rows[0]
+    assert line[2:4] == ["baseline × 1", "training"] and "epochs 2 against 3" in line[-1]
+
+
+def test_the_nearest_baseline_is_of_the_same_strategy(tmp_path):
+    """Where there is none of baseline.py: ddp × 4 is compared with ddp × 1, not with what comes first."""
+    made = {
+        f"{name}{ranks}": record(name, ranks, **CURVE) for name in ("alone", "ddp", "fsdp-zero2") for ranks in (1, 4)
+    }
+    made["ddp4"]["arguments"]["learning_rate"] = 1e-4  # a difference less would be alone × 1
+    made["alone1"]["arguments"]["learning_rate"] = 1e-4
+    _, rows = compared(made, tmp_path)
+    for name in ("alone", "ddp", "fsdp-zero2"):
+        assert rows[f"{name} × 4"].strong.base is rows[f"{name} × 1"]
 
 
 def test_what_all_rows_share_stands_in_the_title(tmp_path):
@@ -385,8 +525,15 @@ def test_rows_that_differ_in_a_setting_say_so(tmp_path):
 def test_faster_than_ideal_is_doubted(tmp_path):
     made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp4-0")}
     made["base-0"]["epochs"][1]["train_seconds"] *= 2
-    _, rows = compared(made, tmp_path)
+    _, rows = compared(made, tmp_path / "strong")
     assert any(note.startswith("faster than ideal") for note in rows["ddp × 4"].notes)
+
+    made = {"1": record("baseline", 1, batch=48, rate=100.0, **CURVE)}
+    for ranks, rate in ((2, 212.0), (4, 416.0)):  # 6 and 4 % above 200 and 400
+        made[str(ranks)] = record("ddp", ranks, batch=48 * ranks, rate=rate, **CURVE)
+    _, rows = compared(made, tmp_path / "weak")
+    doubted = [label for label, row in rows.items() if any(note.startswith("faster than ideal") for note in row.notes)]
+    assert doubted == ["ddp × 2, batch 96"]
 
 
 def test_a_named_baseline(tmp_path):
@@ -458,7 +605,12 @@ def test_the_speedup_figure_draws_it(twenty):
     assert not [name for name in lines if "tf32" in name or "A100" in name]
     points = figures.speedup_points(experiments[0], "training").set_index(["series", "ranks"])
     two = points.loc[(f"ddp, {BF16}", 2)]
-    assert (two["low"], two["high"]) == pytest.approx((100 / 52, 100 / 50))  # the slowest and the fastest repeat
+    assert (two["low"], two["high"]) == pytest.approx((98 / 52, 102 / 50))  # fastest baseline over slowest, and back
+    four = figures.speedup_points(experiments[0], "weak").set_index("ranks").loc[4].iloc[0]
+    assert (four["low"], four["high"]) == (3.8, 3.8)
+    assert [ax.get_ylabel() for ax in figure.axes] == [
+        "times as fast as the baseline", "", "", "windows/s over the baseline's"
+    ]  # fmt: skip
     weak = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[3].lines}
     assert weak["ddp, bf16, batch 96 per rank"] == approx([[1, 1], [4, 3.8]])
     assert figures.speedup_figure(experiments[1]) is None  # nothing to compare
@@ -470,6 +622,27 @@ def test_numbers_of_gpus_are_not_printed_over_each_other(tmp_path):
     (experiment,), _ = compared(made, tmp_path)
     figures.load_matplotlib()
     assert figures.speedup_figure(experiment).axes[0].get_xticks().tolist() == [1, 8, 16, 64]
+
+
+def test_a_panel_has_another_number_of_ranks_than_the_baselines(tmp_path):
+    """ddp × 1 at the baseline's batch is none, and the caption names what is shown."""
+    made = {"b": record("baseline", 1, batch=48, rate=90.0, total=200.0, **CURVE)}
+    made["1"] = record("ddp", 1, batch=48, rate=89.0, total=202.0, **CURVE)
+    (experiment,), _ = compared(made, tmp_path / "1")
+    figures.load_matplotlib()
+    assert figures.speedup_figure(experiment) is None
+    made["2"] = record("ddp", 2, batch=96, rate=45.0, total=202.0, **CURVE)
+    (experiment,), _ = compared(made, tmp_path / "2")
+    (ax,) = figures.speedup_figure(experiment).axes
+    assert ax.get_title(loc="left") == figures.PANELS["weak"] and ax.get_ylabel() == "windows/s over the baseline's"
+    caption = report.draw(experiment, tmp_path / "figures", "")[0].caption
+    said = "Against the number of GPUs: "
+    assert caption.startswith(f"{said}windows/s over the baseline's at the same batch per rank (weak scaling). The")
+    made = {"4": record("ddp", 4, **CURVE), "2": record("ddp", 2, **SLOW), "1": record("baseline", 1, **SLOW)}
+    (experiment,), _ = compared(made, tmp_path / "3", baseline="ddp × 4")
+    (ax, _) = figures.speedup_figure(experiment).axes  # all points below 1: the baseline's own is in the picture
+    assert ax.get_ylim() == (0, 1.1)
+    assert report.draw(experiment, tmp_path / "figures", "")[0].caption.startswith(f"{said}speed-up. The")
 
 
 def test_weak_scaling_is_one_line(tmp_path):
@@ -530,9 +703,18 @@ def test_the_curves_figure_draws_it(twenty):
     assert lines["dev loss"].tolist() == [[1, 2], [2, 1.5], [3, 1.75]]
     assert lines["dev F1"].tolist() == [[1, 80], [2, 88], [3, 87]]
     assert lines["dev exact match"].tolist() == [[1, 72], [2, 80], [3, 79]]
-    assert lines["overfitting from here"][:, 0].tolist() == [2, 2]  # the lowest dev loss, then 1.75
+    assert lines["lowest dev loss, overfitting after it"][:, 0].tolist() == [2, 2]  # 1.5, then 1.75
     assert figures.overfitting_epoch(rows["ddp × 4, tf32"]) is None  # still falling at its last epoch
     assert figures.curves(rows[BASE])["f1"].loc[2].tolist() == [88.0, 87.6, 88.4]
+
+
+@pytest.mark.parametrize("losses, epoch", [([2, 1, 1.011], 2), ([2, 1, 1.009], None), ([1, 1.02, 1.0], 1)])
+def test_overfitting_is_a_rise_of_the_dev_loss_by_a_per_cent(tmp_path, losses, epoch):
+    made = record("baseline", 1, **CURVE)
+    for one, loss in zip(made["epochs"], losses, strict=True):
+        one["dev_loss"] = loss
+    _, rows = compared({"one": made}, tmp_path)
+    assert figures.overfitting_epoch(rows["baseline × 1"]) == epoch
 
 
 def test_the_curves_figure_draws_the_score_of_training_questions(tmp_path):

@@ -55,17 +55,20 @@ def load_matplotlib():
 
 
 def speedup_points(experiment, panel):
-    """A frame of what a panel shows: series, ranks, speedup and its low and high by the spread of the row's repeats."""
+    """A frame of what a panel shows: series, ranks, base (its ranks), speedup and its low and high.
+
+    These are the row's slowest repeat against the baseline's fastest, and the other way round.
+    """
     points = []
     for row in experiment.rows:
         comparison = row.weak if panel == "weak" else row.strong
         ratio = comparison.speedup[panel][0] if comparison else None
         if ratio is None:
             continue
-        own = row.stats["windows_per_second" if panel == "weak" else f"{panel}_seconds"]
-        low, high = own.low / own.median, own.high / own.median
-        if panel != "weak":  # seconds: the least of them is the highest speed-up
-            low, high = 1 / high, 1 / low if low else math.inf
+        name = "windows_per_second" if panel == "weak" else f"{panel}_seconds"
+        above, below = row.stats[name], comparison.base.stats[name]
+        if panel != "weak":  # seconds: the fewer, the faster
+            above, below = below, above
         points.append(
             {
                 "series": (row.weak_series if panel == "weak" else row.series)
@@ -73,18 +76,26 @@ def speedup_points(experiment, panel):
                 "ranks": row.lead.ranks,
                 "base": comparison.base.lead.ranks,
                 "speedup": ratio,
-                "low": ratio * low,
-                "high": ratio * high,
+                "low": above.low / below.high,
+                "high": above.high / below.low if below.low else math.inf,
             }
         )
     return pd.DataFrame(points)
+
+
+def speedup_panels(experiment):
+    """{panel: its points}, of those that show another number of ranks than the baseline's."""
+    panels = {name: speedup_points(experiment, name) for name in PANELS}
+    return {
+        name: points for name, points in panels.items() if len(points) and (points["ranks"] != points["base"]).any()
+    }
 
 
 def speedup_figure(experiment):
     """Speed-up against the number of ranks with the ideal line, a panel each for what it is of; None without any."""
     from matplotlib.figure import Figure
 
-    panels = {name: points for name in PANELS if not (points := speedup_points(experiment, name)).empty}
+    panels = speedup_panels(experiment)
     if not panels:
         return None
     series = list(dict.fromkeys(name for points in panels.values() for name in points["series"]))
@@ -117,8 +128,9 @@ def speedup_figure(experiment):
                 ticks.append(ranks)
         ax.set_xticks(ticks)
         ax.set_xlim(left=min(base, points["ranks"].min()) - 0.04 * most - 0.1)
-        ax.set_ylim(bottom=0)
-    axes[0].set_ylabel("times as fast as the baseline")
+        ax.set_ylim(0, max(1.1, ax.get_ylim()[1]))
+        if ax is axes[0] or panel == "weak":
+            ax.set_ylabel("windows/s over the baseline's" if panel == "weak" else "times as fast as the baseline")
     handles = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(across, len(handles)))
     return figure
@@ -176,9 +188,9 @@ def curves(row):
 
 
 def overfitting_epoch(row):
-    """The epoch after which the median dev loss only was higher than at it; None if it is the last one."""
+    """The epoch of the lowest median dev loss; None if it rose by less than 1 % after it, which may be noise."""
     loss = curves(row)["dev_loss"]["median"].dropna()
-    return int(loss.idxmin()) if len(loss) and loss.idxmin() < loss.index[-1] else None
+    return int(loss.idxmin()) if len(loss) and loss[loss.idxmin() :].max() >= 1.01 * loss.min() > 0 else None
 
 
 def curves_figure(experiment, across=4):
@@ -215,7 +227,9 @@ def curves_figure(experiment, across=4):
         epoch = overfitting_epoch(row)
         if epoch is not None:
             for ax in pair:
-                ax.axvline(epoch, color="#b5473c", linestyle=":", linewidth=1.2, label="overfitting from here")
+                ax.axvline(
+                    epoch, color="#b5473c", linestyle=":", linewidth=1.2, label="lowest dev loss, overfitting after it"
+                )
         pair[0].set_title(textwrap.fill(row.label, 28), loc="left")
         pair[1].set_xlabel("epoch")
         pair[0].set_xlabel("")

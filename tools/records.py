@@ -4,6 +4,7 @@ Knows nothing of torch: a report can be made where only pandas and matplotlib ar
 """
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -131,6 +132,7 @@ class Run:
     processor: str | None
     shared: bool
     attempts: int
+    spans: list  # (begun, ended) of the attempts that say both, in seconds since 1970
     code: str
     torch: str
 
@@ -195,6 +197,7 @@ def build_run(record, path):
         "kernels": (kernels, ", ".join(f"{name} {short(value)}" for name, value in kernels.items())),
     }
     attempts = get("attempts", "a list of objects", [])
+    spans = [[take(one, path, name, "a number", None) for name in ("started", "seconds")] for one in attempts]
     memory = get("peak_memory_bytes", "a number or a list of numbers", None)
     total = get("seconds.total", "a number", None)
     if len(attempts) > 1:  # the total is that of the last process
@@ -233,6 +236,7 @@ def build_run(record, path):
             for place in places
         ),
         attempts=len(attempts),
+        spans=[(begun, begun + lasted) for begun, lasted in spans if None not in (begun, lasted)],
         code=(commit[:7] if commit else "unknown")
         + (" with uncommitted changes" if get("git_dirty", "true or false", False) else ""),
         torch=get("versions.torch", "text", "unknown"),
@@ -343,9 +347,13 @@ def stat(values):
 
 @dataclass(eq=False)
 class Row:
-    """Repeats of one setting. Figures are those of the finished runs; `strong` and `weak` come from `compare`."""
+    """Repeats of one setting. Figures are those of the finished runs; `strong` and `weak` come from `compare`.
+
+    machines: what their cards tell of the machines they ran on, each as the set of its cards (see `join_cards`).
+    """
 
     runs: list
+    machines: set = field(default_factory=set)
     label: str = ""
     series: str = ""  # the label without the number of ranks
     weak_series: str = ""  # the same with the batch of a rank, which weak scaling keeps
@@ -394,10 +402,35 @@ def group(runs, target=None):
     for run in sorted(runs, key=lambda run: (run.started, str(run.path))):
         rows.setdefault(run.key, []).append(run)
     order = sorted(map(Row, rows.values()), key=lambda row: row_order(row.lead))
-    experiments = {}
+    experiments, joined, crowded = {}, join_cards(runs), find_crowded(runs)
     for row in order:
+        row.machines = {joined[card] for cards in row.all("uuids") for card in cards}
+        names = [run.name for run in row.finished if run.path in crowded]
+        if names:
+            row.notes.append(f"ran beside another run on a host of the same name: {', '.join(names)}")
         experiments.setdefault(experiment_key(row), []).append(row)
     return [build_experiment(rows, target) for rows in experiments.values()]
+
+
+def join_cards(runs):
+    """{card: the cards that are of its machine, since runs had them together, one with the other or by a third}.
+
+    Machines of equal names ("vm") are told apart by them. Where nothing joins two cards, they may be of one or not.
+    """
+    joined = {}
+    for run in runs:
+        together = run.uuids.union(*(joined.get(card, ()) for card in run.uuids))
+        joined |= dict.fromkeys(together, together)
+    return joined
+
+
+def find_crowded(runs):
+    """Paths of the runs that had another beside them: at the same time, on a host of the same name."""
+    crowded = set()
+    for one, other in itertools.combinations([run for run in runs if run.spans], 2):
+        if {*one.hosts} & {*other.hosts} and any(a < d and c < b for a, b in one.spans for c, d in other.spans):
+            crowded |= {one.path, other.path}
+    return crowded
 
 
 def experiment_key(row):
@@ -471,19 +504,26 @@ def notes(row, most):
     if len(row.all("code")) > 1:
         found.append(f"mixed code versions: {'; '.join(row.all('code'))}")
     elif row.lead.code == "unknown" or " " in row.lead.code:
-        found.append(f"code version {row.lead.code}")
+        found.append(f"uncertain code version: {row.lead.code}")
     if len(row.all("torch")) > 1:
         found.append(f"mixed torch versions: {', '.join(row.all('torch'))}")
     if any(row.all("shared")):
         found.append("shared node: other jobs may have used it at the same time")
     if len(row.all("cluster")) > 1 or (row.lead.cluster is None and len(row.all("hosts")) > 1):
         found.append(f"repeats on several machines: {', '.join(sorted(set().union(*row.all('hosts'))))}")
+    elif row.lead.cluster is None and len(row.machines) > 1:
+        found.append(f"repeats on cards that no run joins, so perhaps on several machines: {name_cards(row.machines)}")
     counts = sorted({len(run.epochs) for run in row.finished})
     if row.lead.epochs_wanted and counts and counts != [row.lead.epochs_wanted]:
         found.append(f"stopped early: {', '.join(map(str, counts))} of {row.lead.epochs_wanted} epochs")
     if counts == [1]:
         found.append("one epoch alone, so its warm-up counts")
     return found
+
+
+def name_cards(machines):
+    """Machines by the beginnings of their cards' UUIDs, for a message."""
+    return " | ".join(sorted(", ".join(sorted(card[:8] for card in cards)) for cards in machines))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -529,10 +569,10 @@ def other_machine(row, base):
     if set(row.all("cluster")) != set(base.all("cluster")):
         return against(row.all("cluster"), base.all("cluster"))
     if row.lead.cluster is None:  # on a cluster, jobs run on whichever nodes are free
-        hosts, cards = ([sorted(set().union(*one.all(name))) for one in (row, base)] for name in ("hosts", "uuids"))
+        hosts = [sorted(set().union(*one.all("hosts"))) for one in (row, base)]
         if not all(set(own) & set(other) for own in row.all("hosts") for other in base.all("hosts")):
             return against(*hosts)
-        if all(cards) and not set(cards[0]) & set(cards[1]):
+        if row.machines and base.machines and not row.machines & base.machines:
             return f"{', '.join(hosts[0])} with other cards"
     processors = [sorted(known(one.all("processor"))) for one in (row, base)]
     return against(*processors) if all(processors) and processors[0] != processors[1] else ""
@@ -547,31 +587,37 @@ def recipe(row, base):
 def choose_bases(experiments, name=None):
     """The rows that others may be compared with; name: a strategy, a row's label or a run's name.
 
-    Without a name: those of baseline.py; if there are none, those of one rank.
+    In each experiment: of that name, those of the fewest ranks. Without a name: those of baseline.py; if there are
+    none, those of one rank.
     """
-    rows = [row for experiment in experiments for row in experiment.rows if row.finished]
-    if name is not None:
-        found = [r for r in rows if name in (r.lead.strategy, r.label) or name in [run.name for run in r.runs]]
-        if not found:
-            names = sorted({row.lead.strategy for row in rows} | {row.label for row in rows})
-            raise UserError(f"--baseline {name}: no finished run of this name; there are: {'; '.join(names)}")
-        return [row for row in found if row.lead.ranks == min(one.lead.ranks for one in found)]
-    alone = [row for row in rows if row.lead.ranks == 1]
-    return [row for row in alone if row.lead.strategy == "baseline"] or alone
+    rows, bases = [], []
+    for experiment in experiments:
+        finished = [row for row in experiment.rows if row.finished]
+        rows += finished
+        if name is None:
+            found = [row for row in finished if row.lead.ranks == 1]
+            bases += [row for row in found if row.lead.strategy == "baseline"] or found
+        else:
+            found = [r for r in finished if name in (r.lead.strategy, r.label, *(run.name for run in r.runs))]
+            bases += [row for row in found if row.lead.ranks == min(one.lead.ranks for one in found)]
+    if name is not None and not bases:
+        names = sorted({row.lead.strategy for row in rows} | {row.label for row in rows})
+        raise UserError(f"--baseline {name}: no finished run of this name; there are: {'; '.join(names)}")
+    return bases
 
 
 def compare(experiments, bases, allow_unlike=False):
     """Give each row its comparisons: `strong` at the same global batch, `weak` at the same batch per rank.
 
-    Each is with the baseline that is nearest to the row. A row that is like none keeps the nearest as `strong`, with
-    the differences named and without a speed-up, unless that is allowed.
+    Each is with the baseline that is nearest to the row, of its own experiment if that has any. A row that is like
+    none keeps the nearest as `strong`, with the differences named and without a speed-up, unless that is allowed.
     """
     for row in [row for experiment in experiments for row in experiment.rows]:
-        others = [base for base in bases if base is not row]
+        others = [base for base in bases if experiment_key(base) == experiment_key(row)] or bases
         if not others or row in bases or not row.finished:
             continue
         found = {id(base): unlike(row, base) for base in others}
-        near = sorted(others, key=lambda base: (len(found[id(base)]), len(recipe(row, base))))
+        near = sorted(others, key=lambda base: distance(row, base, found[id(base)]))
         base = near[0]
         differences = list(found[id(base)].values())
         allowed = not differences or (allow_unlike and not is_weak(row, base))
@@ -580,8 +626,9 @@ def compare(experiments, bases, allow_unlike=False):
             ratio = quotient(base.median(f"{scope}_seconds"), row.median(f"{scope}_seconds"))
             speedup[scope] = scaled(row, base, ratio if allowed else None, serial=True)
         row.strong = Comparison(base, differences, speedup)
+        doubt = "faster than ideal: find out why (a busy machine, a slow baseline) before it is reported"
         if not differences and max((one[1] or 0 for one in speedup.values()), default=0) > 1.05:
-            row.notes.append("faster than ideal: find out why (a busy machine, a slow baseline) before it is reported")
+            row.notes.append(doubt)
         if allowed or experiment_key(row) == experiment_key(base):
             row.notes += versus(row, base)
         for base in [base for base in near if is_weak(row, base)][:1]:
@@ -589,7 +636,13 @@ def compare(experiments, bases, allow_unlike=False):
             if not others or (allow_unlike and differences):
                 ratio = quotient(row.median("windows_per_second"), base.median("windows_per_second"))
                 row.weak = Comparison(base, others, {"weak": scaled(row, base, ratio)})
-                row.notes += [note for note in versus(row, base) if note not in row.notes]
+                also = [doubt] if not others and (row.weak.speedup["weak"][1] or 0) > 1.05 else []
+                row.notes += [note for note in also + versus(row, base) if note not in row.notes]
+
+
+def distance(row, base, differences):
+    """What makes a baseline nearer than another: what forbids a speed-up, then the strategy, then other arguments."""
+    return len(differences), row.lead.strategy != base.lead.strategy, len(recipe(row, base))
 
 
 def is_weak(row, base):
@@ -623,4 +676,7 @@ def versus(row, base):
     for name in ("code", "torch"):
         if set(row.all(name)) != set(base.all(name)):
             found.append(f"other {name} than its baseline: {against(row.all(name), base.all(name))}")
+    if row.lead.cluster is None and row.machines & base.machines and row.machines ^ base.machines:
+        cards = f"{name_cards(row.machines)} against {name_cards(base.machines)}"
+        found.append(f"perhaps not all on the machine of its baseline, with cards that no run joins: {cards}")
     return found

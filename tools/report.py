@@ -18,7 +18,7 @@ import pandas as pd
 from common import errors
 from common.errors import UserError
 from tools import figures
-from tools.records import choose_bases, compare, find_records, group, read_run
+from tools.records import choose_bases, compare, experiment_key, find_records, group, read_run
 
 OF = {"training": "training", "epoch": "epoch", "run": "whole run"}
 
@@ -33,22 +33,25 @@ against the card's dense peak at the run's precision.
 Speed-up is the baseline's median time divided by the row's. Efficiency is the speed-up divided by the number of ranks \
 over the baseline's.
 The serial fraction is Karp and Flatt's, (1/S − 1/p) / (1 − 1/p), the part of the work that p ranks did not \
-share, as if all of the loss were of that kind. It is constant in p if it is, and grows with p if communication costs.
+share, as if all of the loss were of that kind. It is constant in p if it is, and grows with p if communication costs; \
+above 1, p ranks were slower than one, and below 0, more than p times as fast.
 Strong scaling keeps the global batch and so the experiment. Weak scaling keeps the windows per rank and step: fewer, \
 larger steps make an epoch, which is another experiment, so its throughput is compared and not its time to a result.
 Utilisation and power are means over samples of each second, per GPU; energy is that of an epoch on all GPUs.
 A † marks a ratio of unlike runs, which --allow-unlike asked for: it is not a speed-up.
-Overfitting begins at the epoch of the lowest dev loss, if another epoch follows.""".splitlines()
+Overfitting begins after the epoch of the lowest dev loss, if that rose by 1 % or more later.""".splitlines()
 
 
 TEXT_COLUMNS = ("", "run", "baseline", "of", "remark", "row", "status", "started (UTC)", "hosts", "code")
-WRAPPED = ("baseline", "remark", "hosts")
+WRAPPED = {"baseline": "wrapped", "remark": "remark", "hosts": "wrapped"}  # their classes on the page
+WHAT = {"strong": "speed-up", "weak": "windows/s over the baseline's at the same batch per rank (weak scaling)"}
 CAPTIONS = {
-    "speedup": "Speed-up against the number of {unit}. The dashed line is the ideal; bars give the spread of repeats.",
+    "speedup": "Against the number of {unit}: {what}. The dashed line is the ideal; bars go from the slowest repeat "
+    "against the baseline's fastest to the fastest against its slowest.",
     "time": "Where the time went: medians, with the rest (start, data, loading, compiling, saving, scores of training "
     "questions) as what remains.",
-    "curves": "Loss and scores by epoch: medians, the band from least to most. The dotted line marks where overfitting "
-    "begins: the lowest dev loss, if another epoch followed.",
+    "curves": "Loss and scores by epoch: medians, the band from least to most. The dotted line marks the lowest dev "
+    "loss, if it rose by 1 % or more after it: overfitting.",
 }
 
 
@@ -146,10 +149,13 @@ def strong_table(experiment):
                 lines.append([OF[scope], *figures_of, "–" if fraction is None else f"{fraction:.3f}", ""])
         if lines:
             lines[0][-1] = f"† {differences}" if mark else ""
+        elif differences and experiment_key(row) != experiment_key(base):
+            lines = [[*["–"] * 5, "no baseline of this model, data and number of epochs"]]
         else:
             why = differences + (": weak scaling, below" if row.weak else "") if differences else "no times recorded"
             lines = [[*["–"] * 5, f"not compared: {why}"]]
-        names = [[row.label, str(row.lead.ranks), base.label], *[["", "", ""]] * (len(lines) - 1)]
+        near = base.label if lines[0][0] != "–" or experiment_key(row) == experiment_key(base) else "–"
+        names = [[row.label, str(row.lead.ranks), near], *[["", "", ""]] * (len(lines) - 1)]
         table.rows += [name + line for name, line in zip(names, lines, strict=True)]
     return table
 
@@ -188,15 +194,25 @@ def tables(experiment):
 
 
 def notes(experiment):
-    """Sentences with the rows that they are about."""
-    rows = {}
+    """Sentences with the rows that they are about; one for all of a kind that has more than two."""
+    kinds = {}
     for row in experiment.rows:
         for note in row.notes:
-            rows.setdefault(note, []).append(row.label)
-    return [
-        ("all rows" if 1 < len(labels) == len(experiment.rows) else "; ".join(labels)) + f": {note}"
-        for note, labels in rows.items()
-    ]
+            kinds.setdefault(note.split(": ")[0], {}).setdefault(note, []).append(row.label)
+    lines = []
+    for kind, found in kinds.items():
+        if len(found) > 2:
+            labels = dict.fromkeys(label for some in found.values() for label in some)
+            found = {f"{kind} (each in rows.csv)": list(labels)}
+        lines += [f"{name_rows(labels, len(experiment.rows))}: {note}" for note, labels in found.items()]
+    return lines
+
+
+def name_rows(labels, count):
+    """Rows for a note; most of many are only counted."""
+    if 1 < len(labels) == count:
+        return "all rows"
+    return "; ".join(labels) if len(labels) <= 3 else f"{len(labels)} of {count} rows ({labels[0]}, …)"
 
 
 def rows_frame(experiments):
@@ -258,7 +274,7 @@ def as_html(block):
         def cells(line, tag):
             text = ""
             for name, cell in zip(block.columns, map(html.escape, line), strict=True):
-                kind = "wrapped" if name in WRAPPED else "text" if name in TEXT_COLUMNS else "number"
+                kind = WRAPPED.get(name) or ("text" if name in TEXT_COLUMNS else "number")
                 if kind == "number" and tag == "td":  # the spread under the median
                     cell = re.sub(r" \((.*)\)$", r"<br><small>\1</small>", cell)
                 text += f'<{tag} class="{kind}">{cell}</{tag}>'
@@ -294,9 +310,10 @@ p, li {{ max-width: 52rem }}
 table {{ border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .3rem .8rem .3rem 0; vertical-align: top; border-bottom: 1px solid #eceef1 }}
 th {{ font-weight: 600; color: #4a505a; border-bottom: 1px solid #aab0b8; vertical-align: bottom }}
-.text, .wrapped {{ text-align: left }}
+.text, .wrapped, .remark {{ text-align: left }}
 .text {{ white-space: nowrap }}
 .wrapped {{ min-width: 8rem }}
+.remark {{ min-width: 13rem }}
 small {{ color: #6a717c; font-size: .8em }}
 .number {{ text-align: right; white-space: nowrap }}
 th.number {{ white-space: normal }}
@@ -340,12 +357,14 @@ def load(paths):
 
 def draw(experiment, folder, prefix):
     """Write the figures of an experiment that it has anything for; returns its Pictures."""
-    made = []
+    made, panels = [], figures.speedup_panels(experiment)
+    shown = [WHAT["strong"]] * any(name != "weak" for name in panels) + [WHAT["weak"]] * ("weak" in panels)
     for name, caption in CAPTIONS.items():
         figure = getattr(figures, f"{name}_figure")(experiment)
         if figure is not None:
             address = figures.save(figure, folder / f"{prefix}{name}")
-            made.append(Picture(name, f"{prefix}{name}", address, caption.format(unit=experiment.unit)))
+            caption = caption.format(what=" and ".join(shown), unit=experiment.unit)
+            made.append(Picture(name, f"{prefix}{name}", address, caption))
     return made
 
 
