@@ -78,9 +78,9 @@ def sum_as(dtype):
 
     def hook(model, bucket):
         buffer, words = bucket.buffer(), model.words
-        table = model.network.get_input_embeddings().weight
+        table = None if words is None else model.network.get_input_embeddings().weight
         held = [grad for grad, weight in zip(bucket.gradients(), bucket.parameters(), strict=True) if weight is table]
-        if not held or words is None or len(words) >= len(table):
+        if not held or len(words) >= len(table):
             return summed(buffer, lambda total: total if total.dtype == buffer.dtype else buffer.copy_(total))
 
         (gradient,) = held
