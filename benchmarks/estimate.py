@@ -25,9 +25,8 @@ def communication(nodes, rows, layers_a_bucket=1, bytes_a_number=4):
     rows: of the word embeddings' gradient that are sent.
     """
     a_number = TWO_NODES / ALL * bytes_a_number / 4 * 2 * (nodes - 1) / nodes
-    ready = [(BACKWARD * layer / LAYERS, layers_a_bucket * LAYER) for layer in range(1, LAYERS + 1)][
-        layers_a_bucket - 1 :: layers_a_bucket
-    ]
+    filled = range(layers_a_bucket, LAYERS + 1, layers_a_bucket)  # layers done as a bucket leaves
+    ready = [(BACKWARD * layers / LAYERS, layers_a_bucket * LAYER) for layers in filled]
     ready.append((BACKWARD, REST + rows * WORD))
     end = sent = 0.0
     for moment, numbers in ready:

@@ -72,6 +72,7 @@ def predict(
         results.append(result)  # stays on the device: nothing waits for it until the last chunk
         if progress:
             progress(int(lengths[windows].sum()) * world_size if len(windows) else 0)
+        watchdog.beat()
         if between:
             between()
     outputs = {name: torch.cat([result[name] for result in results]).cpu().numpy() for name in results[0]}
@@ -273,8 +274,7 @@ def evaluate_only(model, features, sets, args, device, places, rank, world_size,
     with RunFolder(args.runs_dir, args.run_name, write=rank == 0, resume=args.resume is not None) as folder:
         folder.update(describe(args, "evaluate-only", model, sets, features, world_size, places, seconds))
         clock = time.perf_counter()
-        data, ranks = sets["dev"].data, (rank, world_size, gather)
-        result = evaluate(model, features["dev"], data, args, device, threshold, *ranks, between=watchdog.beat)
+        result = evaluate(model, features["dev"], sets["dev"].data, args, device, threshold, rank, world_size, gather)
         if rank == 0:
             write_results(folder.path, result)
         seconds["evaluation"] = time.perf_counter() - clock

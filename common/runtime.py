@@ -371,7 +371,8 @@ class Monitor:
             self.steady = time.perf_counter()
             self.warmup_seconds = self.steady - self.started
             self.steady_windows = self.steady_tokens = 0
-        look = self.is_time_to_look()  # at each step: it tells the watchdog that there is progress
+        watchdog.beat()
+        look = self.is_time_to_look()  # counts, so at log lines too
         note = self.read() if look or step % self.args.log_every == 0 else ""
         self.progress(tokens, note)
         self.profiler.step()
@@ -406,7 +407,6 @@ class Monitor:
 
     def is_time_to_look(self):
         """Count one step of training or pass of evaluation; the ranks have agreed after how many to look again."""
-        watchdog.beat()
         self.units += 1
         self.until_look -= 1
         return self.until_look <= 0
