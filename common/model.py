@@ -333,6 +333,8 @@ def find_model(name):
         found = next((folder for folder in folders if os.path.isfile(folder / "config.json")), None)
         if found is not None:
             return str(found), str(name)
+        if os.path.isfile(Path(name) / "model" / "config.json"):
+            raise UserError(f"{name}: is a run's folder; its model is {Path(name) / 'model'}")
         if os.path.exists(name):
             raise UserError(f"{name}: no config.json there; name a model folder or a Hugging Face model")
         if in_hub_cache(name):

@@ -56,9 +56,6 @@ def load(name, device="auto", precision="auto", eval_tokens=None, compiled=False
     device, precision, eval_tokens: as the options of the training scripts. compiled: True, False, or None for what
     an evaluation does: it takes a while to start and then answers thousands of questions faster.
     """
-    inside = os.path.join(str(name), "model")
-    if not os.path.isfile(f"{name}/config.json") and os.path.isfile(f"{inside}/config.json"):
-        raise UserError(f"{name}: is a run's folder; its model is {inside}")
     path, _ = find_model(name)
     config = load_config(path)
     settings = read_settings(config, path)
