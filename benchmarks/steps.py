@@ -19,6 +19,7 @@ import os
 import re
 import statistics
 import time
+import types
 
 import torch
 
@@ -61,6 +62,9 @@ def build_parser():
         "--reduce", nargs="+", choices=["fp32", "bf16"], default=["fp32"], help="type in which gradients travel"
     )
     parser.add_argument("--bucket-mb", nargs="+", type=positive, default=[BUCKET_MB], help="size of DDP's buckets")
+    parser.add_argument(
+        "--rows", nargs="+", choices=["met", "all"], default=["met"], help="of the word embeddings' gradient, DDP sends"
+    )
     parser.add_argument("--steps", type=positive, default=50, help="timed steps")
     parser.add_argument("--warmup", type=whole, default=60, help="steps before the first timing")
     parser.add_argument("--repeats", type=positive, default=3)
@@ -84,12 +88,12 @@ def whole_batches(features, batch_size):
 
 
 def choices(args):
-    """What to measure, each once: (strategy, batch size, type in which gradients travel, size of DDP's buckets)."""
-    asked = itertools.product(args.batch_size, args.strategy, args.reduce, args.bucket_mb)
+    """What to measure, each once: (strategy, batch size, type in which gradients travel, DDP's buckets, its rows)."""
+    asked = itertools.product(args.batch_size, args.strategy, args.reduce, args.bucket_mb, args.rows)
     return list(
         dict.fromkeys(
-            (strategy, size, None if strategy == "baseline" else reduce, bucket if strategy == "ddp" else None)
-            for size, strategy, reduce, bucket in asked
+            (strategy, size, None if strategy == "baseline" else reduce, *(own if strategy == "ddp" else (None, None)))
+            for size, strategy, reduce, *own in asked
         )
     )
 
@@ -97,7 +101,7 @@ def choices(args):
 class Setting:
     """One of `choices`, ready to step."""
 
-    def __init__(self, strategy, batch_size, reduce, bucket_mb, args, features, device, rank, world_size):
+    def __init__(self, strategy, batch_size, reduce, bucket_mb, rows, args, features, device, rank, world_size):
         self.lengths, self.device, self.rank = features.lengths, device, rank
         network = build_network(args.shape, attn_implementation="packed", attention_probs_dropout_prob=0.0)
         self.model = model = SpanModel(network, "sdpa").to(device)
@@ -114,7 +118,8 @@ class Setting:
             trained = distributed_ddp.DistributedDataParallel(
                 model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
             )
-            trained.register_comm_hook(model, distributed.SUMS[reduce])
+            state = model if rows == "met" else types.SimpleNamespace(words=None)
+            trained.register_comm_hook(state, distributed.SUMS[reduce])
         elif strategy.startswith("fsdp-"):
             import distributed_fsdp
 
@@ -240,7 +245,7 @@ def main():
         rounds, steady = steady_runs(settings, args.steps, args.repeats)
         memory = runtime.peak_memory(device)
         memory = distributed.gather(memory) if distributed_run else [memory]
-        for number, (strategy, batch_size, reduce, bucket_mb) in enumerate(together):
+        for number, (strategy, batch_size, reduce, bucket_mb, rows) in enumerate(together):
             setting, timings = settings[number], [timed[number] for timed in rounds]
             speeds = [batch_size * args.steps / seconds for seconds, _ in timings]
             rates = [tokens * setting.flops / seconds / 1e12 for seconds, tokens in timings]
@@ -257,6 +262,7 @@ def main():
                 "batch_size": batch_size,
                 "reduce": reduce,
                 "bucket_mb": bucket_mb,
+                "rows": rows,
                 "windows_per_second": [round(f(speeds)) for f in (statistics.median, min, max)],
                 "ms_a_step": round(1000 * batch_size / statistics.median(speeds), 2),
                 "useful_tflops": round(statistics.median(rates), 1),
