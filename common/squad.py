@@ -113,14 +113,17 @@ def parse_json(path, raw):
         raise UserError(f"{path}: not SQuAD: the JSON is nested too deeply or holds an absurd number") from None
 
 
-def read_squad(path):
-    """Read one SQuAD file (.json or .json.gz) whole; UserError for what is not SQuAD."""
+def read_squad(path, labelled=True):
+    """Read one SQuAD file (.json or .json.gz) whole; UserError for what is not SQuAD. labelled: see `parse_squad`."""
     path = find_file(path)
-    return parse_squad(path, read_bytes(path))
+    return parse_squad(path, read_bytes(path), labelled)
 
 
-def parse_squad(path, raw):
-    """`raw`, the bytes of a SQuAD file, as SquadData; `path` only names it in messages."""
+def parse_squad(path, raw, labelled=True):
+    """`raw`, the bytes of a SQuAD file, as SquadData; `path` only names it in messages.
+
+    labelled: False reads questions alone, so that their answers may be absent, as in a test set's file.
+    """
     tree = parse_json(path, raw)
     if not isinstance(tree, dict) or not isinstance(tree.get("data"), list):
         raise UserError(f'{path}: not SQuAD: expected an object {{"version": ..., "data": [articles]}} at the top')
@@ -163,9 +166,8 @@ def parse_squad(path, raw):
                 if "is_impossible" in qa:
                     version = "2.0"
                 impossible = expect(qa.get("is_impossible", False), bool, "is_impossible", ask)
-                if impossible and not qa.get("answers"):
-                    answers = []
-                else:
+                answers = []
+                if labelled and (qa.get("answers") or not impossible):
                     answers = field(qa, "answers", list, ask)
                 if impossible and answers:
                     fault(question_id, "contradiction", f"{len(answers)} answers given")
@@ -188,11 +190,11 @@ def parse_squad(path, raw):
 
     if not rows:
         raise UserError(f"{path}: holds no questions; is it the right file?")
-    unanswered = next((row[0] for row in rows if not row[4]), None)
+    unanswered = next((row[0] for row in rows if not row[4]), None) if labelled else None
     if version == "1.1" and unanswered is not None:
         ask = f"{path}: question {quoted(unanswered)}"
         raise UserError(f"{ask}: has no answers; v1.1 needs one, v2.0 says is_impossible")
-    faults += [(row[0], "no answers", "") for row in rows if not row[4] and not row[5]]
+    faults += [(row[0], "no answers", "") for row in rows if labelled and not row[4] and not row[5]]
     return SquadData(str(path), version, question_frame(rows), fault_frame(faults))
 
 

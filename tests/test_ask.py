@@ -250,6 +250,11 @@ def test_a_squad_file_gets_the_answers_of_an_evaluation(run, trained, plain, mon
     assert (tmp_path / "answers.json").read_bytes() == expected
     results = lines_of(run(*arguments, "--json"))
     assert {result["id"]: result["answer"] for result in results} == json.loads(expected)
+    for qa in (qa for article in tree["data"] for paragraph in article["paragraphs"] for qa in paragraph["qas"]):
+        del qa["answers"]
+    dev.write_text(json.dumps(tree))
+    run(*arguments, "--predictions", tmp_path / "unlabelled.json")
+    assert (tmp_path / "unlabelled.json").read_bytes() == expected
     nbest = json.loads((tmp_path / "run" / "nbest.json").read_text())
     for result in results:
         entries = [(one["text"], one["probability"]) for one in nbest[result["id"]]][:20]

@@ -289,7 +289,7 @@ def main(argv=None):
 
     # The input first, since loading a model takes seconds.
     if is_squad:
-        data = squad.read_squad(args.context_file)  # whose path may have .gz where the name given has none
+        data = squad.read_squad(args.context_file, labelled=False)  # data.path may have .gz where the name has none
         if args.predictions and any(same_file(args.predictions, path) for path in (args.context_file, data.path)):
             raise UserError(f"{args.predictions}: is the SQuAD file itself; name another file for --predictions")
     else:
