@@ -51,9 +51,9 @@ KillWait=5
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=2
-GresTypes=gpu
-NodeName=n1 NodeHostname={host} NodeAddr={address} Port={ports[1]} CPUs=16 RealMemory=1000 Gres=gpu:2 State=UNKNOWN
-NodeName=n2 NodeHostname={host} NodeAddr={address} Port={ports[2]} CPUs=16 RealMemory=1000 Gres=gpu:2 State=UNKNOWN
+{gres_types}
+NodeName=n1 NodeHostname={host} NodeAddr={address} Port={ports[1]} CPUs=16 RealMemory=1000 {gres} State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr={address} Port={ports[2]} CPUs=16 RealMemory=1000 {gres} State=UNKNOWN
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP GraceTime=60
@@ -125,8 +125,9 @@ class Job:
 class Cluster:
     """The running cluster; `environment` is what its commands need."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, gpus):
         self.folder = folder
+        self.gpus = gpus
         self.daemons = []
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
@@ -202,10 +203,12 @@ class Cluster:
                 user=getpass.getuser(),
                 folder=self.folder,
                 ports=free_ports(3),
+                gres_types="GresTypes=gpu" if self.gpus else "",
+                gres="Gres=gpu:2" if self.gpus else "",
                 first_job=1 + os.getpid() * 50 % 60000,  # a job's number decides its port
             )
         )
-        (self.folder / "gres.conf").write_text(GPUS)
+        (self.folder / "gres.conf").write_text(GPUS if self.gpus else "")
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
@@ -257,10 +260,10 @@ def require():
 
 
 @contextmanager
-def running_cluster():
-    """A cluster with idle nodes, for the length of a `with`."""
+def running_cluster(gpus=2):
+    """A cluster with idle nodes of so many GPUs, two or none, for the length of a `with`."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # a short path: a socket's may have 107 characters
-    cluster = Cluster(folder)
+    cluster = Cluster(folder, gpus)
     try:
         cluster.start()
         yield cluster

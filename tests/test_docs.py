@@ -301,6 +301,7 @@ def quoted_messages():
 
 
 NOT_PRINTED = {"ModuleNotFoundError: No module named 'torch'", "share_of_peak", "other_processes"}  # Python's, and keys
+NOT_PRINTED.add("sbatch: error: Invalid generic resource (gres) specification")  # Slurm's
 
 
 def test_there_are_thirty_causes():

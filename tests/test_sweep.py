@@ -68,8 +68,9 @@ def test_a_node_without_gpus_is_told_its_ranks(call, tmp_path, device):
     arguments = ["--strategies", "baseline", "ddp", "--gpus", 3, "--repeats", 1, "--runs-dir", tmp_path, "--"]
     baseline, ddp, _ = call(*arguments, *device).splitlines()
     assert ddp.startswith("NPROC=3 sbatch ") and baseline.startswith("sbatch ")
+    assert "--gpus-per-node=0" in ddp and "--gpus-per-node=0" in baseline
     _, ddp, _ = call(*arguments, "--cache-dir", "cpu", "--device=cuda").splitlines()
-    assert ddp.startswith("sbatch ")
+    assert ddp.startswith("sbatch ") and "--gpus-per-node=3" in ddp
 
 
 def test_ranks_on_the_cpu_and_another_python_are_said(call, monkeypatch, tmp_path):
@@ -281,11 +282,11 @@ def test_a_local_campaign_goes_on_where_it_stopped(small, tmp_path):
     assert re.search(r"ddp × 2 +2 +baseline × 1 +training", done.stdout)
 
 
-def test_a_campaign_on_the_virtual_cluster(small, tmp_path):
+def test_a_campaign_on_a_virtual_cluster_without_gpus(small, tmp_path):
     slurm_cluster.require()
     command = sweep_command(tmp_path, "--gpus", "2x1", "--repeats", "1", "--submit", "--sbatch=--cpus-per-task=2")
     command += ["--", *small]
-    with slurm_cluster.running_cluster() as cluster:
+    with slurm_cluster.running_cluster(gpus=0) as cluster:
         output = cluster.folder / "output"
         cluster.environment["SBATCH_OUTPUT"] = f"{output}/%j.txt"
         submitted = cluster.call(*command, cwd=ROOT)
@@ -323,6 +324,7 @@ def test_a_campaign_on_the_virtual_cluster(small, tmp_path):
         assert "job " not in last and (tmp_path / "runs" / "report" / "report.html").is_file()
 
         refused = [*command[: command.index("--")], "--sbatch=--partition=none", "--runs-dir", str(tmp_path / "x")]
+        refused += ["--", "--device", "cpu"]
         done = subprocess.run(refused, cwd=ROOT, env=cluster.environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
         assert "invalid partition" in done.stderr and "nothing after this was submitted: sbatch" in done.stderr

@@ -187,7 +187,8 @@ def environment(job, device):
 def sbatch(job, args):
     """(variables, words) that submit a Job; the user's options come last and win."""
     name = queue_name(job, args.runs_dir)
-    words = ["sbatch", f"--job-name={name}", f"--nodes={job.nodes}", f"--gpus-per-node={job.gpus}"]
+    gpus = 0 if args.device == "cpu" else job.gpus  # Slurm refuses to grant what a cluster has not
+    words = ["sbatch", f"--job-name={name}", f"--nodes={job.nodes}", f"--gpus-per-node={gpus}"]
     return environment(job, args.device), [*words, *args.sbatch, *job.words(args.runs_dir)]
 
 
