@@ -20,6 +20,7 @@ import re
 import statistics
 import time
 import types
+from typing import NamedTuple
 
 import torch
 
@@ -87,21 +88,37 @@ def whole_batches(features, batch_size):
         yield from (batch for batch in plan_epoch(windows, batch_size, 0, epoch) if len(batch) == batch_size)
 
 
+class Choice(NamedTuple):
+    """What to measure; None where a strategy has no such thing."""
+
+    strategy: str
+    batch_size: int  # global
+    reduce: str | None = "fp32"  # type in which gradients travel
+    bucket_mb: int | None = BUCKET_MB  # DDP's
+    rows: str | None = "met"  # of the word embeddings' gradient that DDP sends
+
+
 def choices(args):
-    """What to measure, each once: (strategy, batch size, type in which gradients travel, DDP's buckets, its rows)."""
+    """The Choices that were asked for, each once."""
     asked = itertools.product(args.batch_size, args.strategy, args.reduce, args.bucket_mb, args.rows)
     return list(
         dict.fromkeys(
-            (strategy, size, None if strategy == "baseline" else reduce, *(own if strategy == "ddp" else (None, None)))
+            Choice(
+                strategy,
+                size,
+                None if strategy == "baseline" else reduce,
+                *(own if strategy == "ddp" else (None, None)),
+            )
             for size, strategy, reduce, *own in asked
         )
     )
 
 
 class Setting:
-    """One of `choices`, ready to step."""
+    """A Choice, ready to step."""
 
-    def __init__(self, strategy, batch_size, reduce, bucket_mb, rows, args, features, device, rank, world_size):
+    def __init__(self, choice, args, features, device, rank, world_size):
+        strategy, batch_size, reduce, bucket_mb, rows = choice
         self.lengths, self.device, self.rank = features.lengths, device, rank
         network = build_network(args.shape, attn_implementation="packed", attention_probs_dropout_prob=0.0)
         self.model = model = SpanModel(network, "sdpa").to(device)
@@ -239,7 +256,7 @@ def main():
         settings, warm = [], []
         for choice in together:
             begin = time.perf_counter()
-            settings.append(Setting(*choice, args, features, device, rank, world_size))
+            settings.append(Setting(choice, args, features, device, rank, world_size))
             settings[-1].run(args.warmup)
             warm.append(time.perf_counter() - begin)
         rounds, steady = steady_runs(settings, args.steps, args.repeats)

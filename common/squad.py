@@ -190,11 +190,11 @@ def parse_squad(path, raw, labelled=True):
 
     if not rows:
         raise UserError(f"{path}: holds no questions; is it the right file?")
-    unanswered = next((row[0] for row in rows if not row[4]), None) if labelled else None
-    if version == "1.1" and unanswered is not None:
-        ask = f"{path}: question {quoted(unanswered)}"
+    unanswered = [row for row in rows if labelled and not row[4]]
+    if version == "1.1" and unanswered:
+        ask = f"{path}: question {quoted(unanswered[0][0])}"
         raise UserError(f"{ask}: has no answers; v1.1 needs one, v2.0 says is_impossible")
-    faults += [(row[0], "no answers", "") for row in rows if labelled and not row[4] and not row[5]]
+    faults += [(row[0], "no answers", "") for row in unanswered if not row[5]]
     return SquadData(str(path), version, question_frame(rows), fault_frame(faults))
 
 

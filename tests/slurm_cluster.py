@@ -260,8 +260,8 @@ def require():
 
 
 @contextmanager
-def running_cluster(gpus=2):
-    """A cluster with idle nodes of so many GPUs, two or none, for the length of a `with`."""
+def running_cluster(gpus=True):
+    """A cluster with idle nodes of two GPUs each, or of none, for the length of a `with`."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # a short path: a socket's may have 107 characters
     cluster = Cluster(folder, gpus)
     try:

@@ -300,8 +300,11 @@ def quoted_messages():
     return [(cell, [part.strip(" ;") for part in cell.split("…") if part.strip(" ;:")]) for cell in cells]
 
 
-NOT_PRINTED = {"ModuleNotFoundError: No module named 'torch'", "share_of_peak", "other_processes"}  # Python's, and keys
-NOT_PRINTED.add("sbatch: error: Invalid generic resource (gres) specification")  # Slurm's
+NOT_PRINTED = {  # by Python, by Slurm; keys of the record
+    "ModuleNotFoundError: No module named 'torch'",
+    "sbatch: error: Invalid generic resource (gres) specification",
+    *("share_of_peak", "other_processes"),
+}
 
 
 def test_there_are_thirty_causes():

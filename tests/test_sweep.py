@@ -286,7 +286,7 @@ def test_a_campaign_on_a_virtual_cluster_without_gpus(small, tmp_path):
     slurm_cluster.require()
     command = sweep_command(tmp_path, "--gpus", "2x1", "--repeats", "1", "--submit", "--sbatch=--cpus-per-task=2")
     command += ["--", *small]
-    with slurm_cluster.running_cluster(gpus=0) as cluster:
+    with slurm_cluster.running_cluster(gpus=False) as cluster:
         output = cluster.folder / "output"
         cluster.environment["SBATCH_OUTPUT"] = f"{output}/%j.txt"
         submitted = cluster.call(*command, cwd=ROOT)

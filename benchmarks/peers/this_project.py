@@ -2,7 +2,7 @@
 
 import argparse
 
-from benchmarks.steps import BUCKET_MB, Setting
+from benchmarks.steps import Choice, Setting
 from common import runtime
 from common.model import register_attention
 
@@ -23,7 +23,7 @@ def train(bench):
     strategy = bench.way.options.get("strategy", "baseline" if bench.world_size == 1 else "ddp")
     batch_size = bench.way.batch_size * bench.world_size
     place = bench.device, bench.rank, bench.world_size
-    setting = Setting(strategy, batch_size, "fp32", BUCKET_MB, "met", args, bench.features, *place)
+    setting = Setting(Choice(strategy, batch_size), args, bench.features, *place)
     bench.attention, bench.compile = setting.model.attention, setting.model.compiled
     while True:
         setting.step()
