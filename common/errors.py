@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def tell(text):
-    """Write one line to stderr, in one piece: print() writes its end apart, and other ranks' words may come between."""
+    """Write this to stderr, its line end with it: print() writes the end apart, and other ranks may write between."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

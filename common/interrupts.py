@@ -3,12 +3,14 @@
 import faulthandler
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 
 from common.errors import Preempted, tell
 
-GRACE = 5.0  # seconds from a rank's stack to its end, which ends the others too
+GRACE = 5.0  # seconds from a rank's stacks to its end, which ends the others too
 
 
 class StopRequest:
@@ -47,6 +49,22 @@ def sleep_until(moment):
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
+def stacks():
+    """Where each other thread of this process stands, the innermost call first, the main thread last.
+
+    Reads no source lines, as the traceback module would: the file system may be what hangs.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    lines = []
+    for ident in sorted(frames, key=lambda ident: ident == threading.main_thread().ident):
+        lines.append(f"Thread {names.get(ident, ident)} (innermost call first):")
+        for frame, line in traceback.walk_stack(frames[ident]):
+            lines.append(f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}')
+    return "\n".join(lines)
+
+
 class Watchdog:
     """Ends this process, with the stacks of its threads on stderr, when `beat` has not been called for so long.
 
@@ -67,17 +85,19 @@ class Watchdog:
         now = time.monotonic()
         if self.seconds and now - self.last > min(1.0, self.seconds / 10):
             self.last = now
-            # Not of Python's making, so that it also shows a process that holds the interpreter's lock.
-            faulthandler.dump_traceback_later(self.seconds)
+            # For a process that holds the interpreter's lock, where `announce` cannot run: this thread is not Python's.
+            faulthandler.dump_traceback_later(self.seconds + GRACE / 2)
 
     def announce(self):
-        """Write which rank's stack comes, shortly before it does; end the process once all ranks have shown theirs."""
+        """Write this rank's stacks once there has been no beat; end the process once all ranks have written theirs."""
         while self.seconds:
             last = self.last
-            sleep_until(last + self.seconds - 0.2)
+            sleep_until(last + self.seconds)
             if self.seconds and self.last == last:
+                faulthandler.cancel_dump_traceback_later()
                 waited = f"no progress for {self.seconds:g} s (--hang-minutes)"
-                tell(f"error: rank {self.rank}: {waited}; it stands here:")
+                # In one piece: all ranks write at this moment, and faulthandler's own many pieces would mix.
+                tell(f"error: rank {self.rank}: {waited}; it stands here:\n{stacks()}")
                 sleep_until(last + self.seconds + GRACE)
                 if self.seconds and self.last == last:
                     os._exit(1)
