@@ -256,13 +256,15 @@ def start_record(way, ranks, args, questions, features, surrounding):
 def add_round(record, replies, on_cuda):
     """Put one turn into a way's record. replies: see Processes.turn; windows a second are the median of all turns."""
     first = replies[0]
-    names = [name for reply in replies for name in reply["devices"]]
+    devices = [device for reply in replies for device in reply["devices"]]
+    names = [device["name"] for device in devices]
     speed = record["arguments"]["batch_size"] * first["steps"] / first["seconds"]
     record["rounds"].append(
         {"windows_per_second": speed, **{key: first[key] for key in ("steps", "seconds", "cpu_seconds")}}
     )
     record |= {key: first[key] for key in ("threads", "precision", "attention", "compile")}
     record |= {"gpus": names} if on_cuda else {"device": names[0]}
+    record["ranks"] = devices  # their UUIDs tell a report whether two records are of one machine
     record |= {
         "status": "finished",
         "windows_per_second": statistics.median(speeds(record)),

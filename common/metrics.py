@@ -205,8 +205,7 @@ def _read_object(path, what):
     values = squad.parse_json(path, raw)
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds {_kind(values)}: write the {what} as one JSON object, question id to value")
-    text = squad.unpack(path, raw)
-    counts = Counter(question for question, _ in json.loads(text, object_pairs_hook=list))
+    counts = Counter(question for question, _ in json.loads(raw.decode("utf-8-sig"), object_pairs_hook=list))
     for question, times in counts.items():
         if times > 1:
             raise UserError(f"{path}: id {_shown(question)} is there twice: keep one")

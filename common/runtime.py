@@ -70,12 +70,16 @@ def choose_device(name, local_rank=None, log=print):
     return torch.device("cuda", index)
 
 
+def device_uuid(device):
+    """What tells a GPU from all others, machines of one name among them; None for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
 def place(rank, local_rank, device):
     """Where this rank runs: what one line of the topology table says, and the record keeps."""
-    uuid = None
-    if device.type == "cuda":
+    uuid = device_uuid(device)
+    if uuid:
         torch.zeros(1, device=device)  # from here on the card counts this process among those that use it
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
     granted = os.environ.get("SLURM_CPUS_ON_NODE")
     return {
         "rank": rank,

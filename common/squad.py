@@ -70,11 +70,11 @@ def find_file(path):
 
 
 def read_bytes(path):
-    """The file's raw bytes, still compressed if it is."""
+    """The file's bytes, unpacked if they are gzip's: what is in it does not depend on how it is kept."""
     try:
         if Path(path).is_char_device():  # /dev/zero has no end
             raise UserError(f"{path}: is a device; name a file")
-        return Path(path).read_bytes()
+        return unpack(path, Path(path).read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the path and its permissions") from None
 
@@ -97,8 +97,7 @@ def unpack(path, raw):
 
 
 def parse_json(path, raw):
-    """Bytes, gzipped or not, with or without a byte-order mark, to the JSON value in them."""
-    raw = unpack(path, raw)
+    """Bytes, with or without a byte-order mark, to the JSON value in them."""
     if not raw.strip(b"\xef\xbb\xbf \t\r\n"):
         raise UserError(f"{path}: the file is empty; copy or fetch it again")
     try:
@@ -297,7 +296,7 @@ class QuestionSet:
 
     @cached_property
     def key(self):
-        """What identifies these questions: the file's content, not its name, and the cuts."""
+        """What identifies these questions: the file's content, not its name nor whether it is packed, and the cuts."""
         return json.dumps([self.sha256, self.cuts])
 
     @cached_property

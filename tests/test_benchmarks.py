@@ -20,7 +20,7 @@ from common import metrics
 from common.batches import pack
 from common.errors import UserError
 from common.evaluation import gold_texts
-from common.record import environment
+from common.record import environment, write_json
 from common.squad import QuestionSet
 from tools.records import read_run
 
@@ -177,14 +177,15 @@ def test_the_comparison_on_two_ranks(monkeypatch, capsys, tmp_path):
         run_compare(monkeypatch, "--out", out)
 
 
-def record_of(name, *speeds, ranks=1, attention="padded"):
+def record_of(name, *speeds, ranks=1, attention="padded", uuid=None):
     args = parse()
     features, _ = sample_features()
     questions = QuestionSet(SAMPLE / "train.json")
     record = compare.start_record(WAYS[name], ranks, args, questions, features, environment())
     for speed in speeds:
         reply = {"steps": 10, "seconds": 80 * ranks / speed, "cpu_seconds": 1.0, "threads": 1, "precision": "fp32"}
-        reply |= {"attention": attention, "compile": False, "devices": ["CPU"], "peak_memory_bytes": [10**9]}
+        reply |= {"attention": attention, "compile": False, "peak_memory_bytes": [10**9]}
+        reply["devices"] = [{"name": "CPU", "uuid": uuid}]
         record = compare.add_round(record, [reply] * ranks, on_cuda=False)
     return record
 
@@ -211,6 +212,12 @@ def test_the_table_divides_by_this_project_at_the_same_size():
     ]
     lines = compare.table(found).splitlines()
     assert len(lines) == 7 and len({len(line) for line in lines}) == 1
+
+
+def test_a_report_can_tell_the_machines_of_the_ways_apart(tmp_path):
+    for name, uuid in ("a", "1234"), ("b", None):
+        write_json(tmp_path / f"{name}.json", record_of("course-loop-8-fp32", 10.0, uuid=uuid))
+    assert [read_run(tmp_path / f"{name}.json").uuids for name in "ab"] == [{"1234"}, set()]
 
 
 def test_the_ways_of_a_gpu_and_of_a_cpu():

@@ -267,7 +267,7 @@ def test_any_json_is_read_or_refused_in_one_line(value):
 def test_any_bytes_are_refused_in_one_line(raw):
     for content in (raw, b"\x1f\x8b" + raw, b"\xef\xbb\xbf" + raw, b'{"data": ' + raw):
         with pytest.raises(squad.UserError) as caught:
-            squad.parse_squad("some.json", content)
+            squad.parse_squad("some.json", squad.unpack("some.json", content))
         assert str(caught.value).startswith("some.json: ") and "\n" not in str(caught.value)
 
 

@@ -1,6 +1,7 @@
 """SQuAD files: what is read, what is repaired or set aside, what is refused, and how files are split."""
 
 import gzip
+import hashlib
 import io
 import json
 import subprocess
@@ -112,7 +113,7 @@ NOT_JSON = {
 def test_what_is_not_json_is_refused(name):
     raw, message = NOT_JSON[name]
     with pytest.raises(UserError, match=message) as caught:
-        squad.parse_squad("some.json", raw)
+        squad.parse_squad("some.json", squad.unpack("some.json", raw))
     assert str(caught.value).startswith("some.json: ") and "\n" not in str(caught.value)
 
 
@@ -120,7 +121,18 @@ def test_gzip_truncated_anywhere_is_refused():
     packed = gzip.compress(json.dumps(tree(question())).encode())
     for size in range(2, len(packed)):
         with pytest.raises(UserError, match=r"some\.json: truncated or damaged gzip"):
-            squad.parse_squad("some.json", packed[:size])
+            squad.unpack("some.json", packed[:size])
+
+
+def test_a_packed_file_is_the_same_data(tmp_path):
+    """The same cache, the same experiment in a report, and no other data for a run that goes on."""
+    raw = json.dumps(tree(question())).encode()
+    for level in 1, 9:
+        (tmp_path / f"{level}.json.gz").write_bytes(gzip.compress(raw, level))
+    (tmp_path / "plain.json").write_bytes(raw)
+    sets = [squad.QuestionSet(path) for path in tmp_path.iterdir()]
+    assert len(sets) == 3 and {one.sha256 for one in sets} == {hashlib.sha256(raw).hexdigest()}
+    assert len({one.key for one in sets}) == 1 and all(len(one.data.frame) == 1 for one in sets)
 
 
 Q = question()

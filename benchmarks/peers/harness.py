@@ -111,7 +111,9 @@ class Bench:
                 "seconds": seconds,
                 "cpu_seconds": cpu,  # less than seconds times threads where others took the CPU
                 "peak_memory_bytes": [runtime.peak_memory(device) for device in devices],
-                "devices": [runtime.device_name(device) for device in devices],
+                "devices": [
+                    {"name": runtime.device_name(device), "uuid": runtime.device_uuid(device)} for device in devices
+                ],
                 "threads": torch.get_num_threads(),
                 "precision": self.precision,
                 "attention": self.attention,
