@@ -109,7 +109,7 @@ class Job:
             time.sleep(0.2)
         raise AssertionError(f"job {self.number} is {state} after {seconds} s; its log:\n{self.log()}")
 
-    def wait_for(self, text, seconds=90):
+    def wait_for(self, text, seconds=180):
         """Wait until its log has a match of the pattern `text`; the job may not end before. Returns the match."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

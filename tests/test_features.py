@@ -494,7 +494,7 @@ def test_processes_that_start_together_share_one_good_folder(tmp_path, damaged):
     processes = [context.Process(target=prepare_apart, args=(barrier, tmp_path, results)) for _ in range(6)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=60) for _ in processes]
+    found = [results.get(timeout=120) for _ in processes]
     for process in processes:
         process.join(60)
         assert process.exitcode == 0

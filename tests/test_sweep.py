@@ -325,6 +325,6 @@ def test_a_campaign_on_a_virtual_cluster_without_gpus(small, tmp_path):
 
         refused = [*command[: command.index("--")], "--sbatch=--partition=none", "--runs-dir", str(tmp_path / "x")]
         refused += ["--", "--device", "cpu"]
-        done = subprocess.run(refused, cwd=ROOT, env=cluster.environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(refused, cwd=ROOT, env=cluster.environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
         assert "invalid partition" in done.stderr and "nothing after this was submitted: sbatch" in done.stderr
