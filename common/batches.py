@@ -192,15 +192,17 @@ def pack_steps(features, plan, rank, world_size, accumulation, max_tokens=None, 
 
 
 def words_of(features, windows, fixed_shapes):
-    """The token ids that occur in these windows or in what fills them up, int64 [U].
+    """The token ids that occur in these windows or in what fills them up, each once, int64 [U].
 
-    With fixed_shapes the last one is repeated until U is a multiple of 1024, so that one shape occurs, or two.
+    With fixed_shapes others, below U, are added until U is a multiple of 1024, so that one shape occurs, or two. No id
+    is there twice: the sums of its copies could differ in the last digits, and from rank to rank which of them is kept.
     """
     bounds = zip(features.offsets[windows], features.offsets[windows + 1], strict=True)
     ids = np.concatenate([[features.pad_id], *(features.input_ids[begin:end] for begin, end in bounds)])
     words = np.flatnonzero(np.bincount(ids))
     if fixed_shapes:
-        words = np.pad(words, (0, -len(words) % 1024), mode="edge")
+        more = -len(words) % 1024
+        words = np.append(words, np.setdiff1d(np.arange(len(words) + more), words, assume_unique=True)[:more])
     return torch.from_numpy(words)
 
 
