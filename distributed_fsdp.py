@@ -170,7 +170,7 @@ def main():
         saver.save(model, optimizer, state | monitor.state())
         monitor.saving_ends()
         if monitor.stop_wanted:
-            raise interrupts.preempted(step, folder.path)
+            raise saver.stopped(step)
 
     with (
         RunFolder(args.runs_dir, args.run_name, write=rank == 0, resume=args.resume is not None) as folder,

@@ -48,6 +48,7 @@ whole = number(int, 0, 2**31, "a whole number from 0")
 seed = number(int, 0, 2**63, "a whole number from 0 to 2**63 - 1")
 not_negative = number(float, 0, float("inf"), "a number from 0")
 above_zero = number(float, 1e-30, float("inf"), "a number above 0")
+minutes = number(float, 1e-30, 1e6, "a number above 0 and below a million")  # clocks have an end
 
 
 def build_parser(description):
@@ -175,7 +176,7 @@ def build_parser(description):
         help="go on from the newest checkpoint of this run, if there is one, or of the run or checkpoint at PATH",
     )
     run.add_argument(
-        "--hang-minutes", type=above_zero, default=10, help="end a distributed run that makes no progress for so long"
+        "--hang-minutes", type=minutes, default=10, help="end a distributed run that makes no progress for so long"
     )
     run.add_argument("--log-every", type=positive, default=50, help="steps between readings of loss and norm")
     run.add_argument("--dry-run", action="store_true", help="print all arguments, check that files are there, and end")
@@ -243,7 +244,10 @@ def show(args):
 
 
 def check_combinations(args):
-    """UserError for options that exclude or need each other."""
+    """UserError for options that exclude or need each other, and for empty ones: a variable that is not set."""
+    for name, value in vars(args).items():
+        if value == "":
+            raise UserError(f"--{name.replace('_', '-')} is empty: give it a value, or leave it out")
     if args.evaluate_only:
         for name in ("train_file", "dev_fraction", "tune_fraction", "max_train_examples", "score_train", "model"):
             if getattr(args, name):

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from common.errors import UserError
+from common.errors import Preempted, UserError
 from common.model import file_sha256, weights_file
 from common.record import default_name
 
@@ -131,7 +131,7 @@ class Saver:
         """folder: the RunFolder. gather: all ranks' values as a list."""
         self.folder, self.rank, self.gather, self.log = Path(folder.path) / "checkpoints", rank, gather, log
         self.in_background, self.experiment = args.save_in_background, experiment(args, sets)
-        self.buffers, self.thread = {}, None
+        self.buffers, self.thread, self.whole = {}, None, True
 
     def save(self, model, optimizer, state):
         """Save model, optimizer and `state`, a dict whose "step" names the checkpoint; all ranks take part."""
@@ -141,16 +141,28 @@ class Saver:
             state = json.dumps(state | {"experiment": self.experiment})  # now: the thread would see later values
             work = (self.folder, json.loads(state), weights, moments, self.log)
             if self.in_background:
-                self.thread = threading.Thread(target=write, args=work)
+                self.thread = threading.Thread(target=self.write, args=work)
                 self.thread.start()
             else:
-                write(*work)
+                self.write(*work)
+
+    def write(self, *work):
+        self.whole = write(*work)
 
     def wait(self):
         """Wait until the checkpoint that is being written is whole."""
         if self.thread:
             self.thread.join()
             self.thread = None
+
+    def stopped(self, step):
+        """The exception that ends a run as asked, once `save` was called for this step; all ranks take part."""
+        self.wait()
+        name = self.folder.parent.name
+        if self.gather(self.whole)[0]:  # rank 0 knows
+            return Preempted(f"stopped as asked, at step {step}; to go on: --resume, with --run-name {name}")
+        text = f"stopped as asked, but step {step} is not saved, as the warning says"
+        return Preempted(f"{text}; --resume, with --run-name {name}, goes on from the checkpoint before it", status=1)
 
     def __enter__(self):
         return self
@@ -160,7 +172,7 @@ class Saver:
 
 
 def write(folder, state, weights, moments, log):
-    """Write a checkpoint into `folder` and remove all but the newest.
+    """Write a checkpoint into `folder` and remove all but the newest; returns whether it is there.
 
     If it cannot be written (a full disk), the run goes on with a warning, and the checkpoints before stay.
     """
@@ -168,7 +180,7 @@ def write(folder, state, weights, moments, log):
     if path.exists():
         with contextlib.suppress(UserError):
             check(path)
-            return  # a stop during evaluation: nothing has changed since
+            return True  # a stop during evaluation: nothing has changed since
     try:
         for left in (path, *folder.glob(".step-*.tmp")):  # damaged; by a kill
             shutil.rmtree(left, ignore_errors=True)
@@ -186,10 +198,12 @@ def write(folder, state, weights, moments, log):
         past = every[: every.index(path) + 1]
         for old in {*every} - {*past[-KEEP:]}:  # later ones are damaged: the run went on from one before them
             shutil.rmtree(old, ignore_errors=True)
+        return True
     except (OSError, SafetensorError) as error:
         shutil.rmtree(new, ignore_errors=True)
         reason = getattr(error, "strerror", None) or error
         log(f"warning: {path}: cannot be written: {reason}; the run goes on, free some space")
+        return False
 
 
 def sync(path):
@@ -248,17 +262,23 @@ def find(place, log=lambda text: None):
     (None, None) where there is none; damaged ones are reported and passed over.
     """
     place = Path(place)
-    if not os.path.isdir(place):  # Path's own tests fail on a name too long
+    if not os.path.isdir(place):  # os.path: Path's own tests fail on a name too long, or what may not be entered
         return None, None
-    candidates = [place] if (place / "manifest.json").exists() else []
+    candidates = [place] if os.path.exists(place / "manifest.json") else []
     for folder in (place / "checkpoints", place):
         candidates = candidates or sorted(folder.glob("step-*"), reverse=True)
     for path in candidates:
         try:
             return path, check(path)
         except UserError as error:
-            log(f"warning: {error}; taking the checkpoint before it")
+            log(f"warning: {error}; passed over")
     return None, None
+
+
+def run_of(path):
+    """The folder of the run that the checkpoint at `path` is in; None if it was copied elsewhere."""
+    folder = Path(os.path.abspath(path)).parent
+    return str(folder.parent) if folder.name == "checkpoints" else None
 
 
 def read(path):
@@ -308,8 +328,8 @@ def fits(model, weights, moments):
 def resume(args, model, optimizer, sets, rank, gather, log, distribute=lambda tensor, like: tensor):
     """The state of the checkpoint that --resume means, after loading it into model and optimizer; all ranks take part.
 
-    {} where nothing is to be resumed; what a state holds say the scripts' `save` and Monitor.state. distribute: see
-    load_training_state.
+    {} where nothing is to be resumed; what a state holds say the scripts' `save` and Monitor.state, and "folder" is the
+    run's, None for a checkpoint copied out of it. distribute: see load_training_state.
     """
     if args.resume is None:
         return {}
@@ -329,4 +349,4 @@ def resume(args, model, optimizer, sets, rank, gather, log, distribute=lambda te
         raise UserError(f"{path}: damaged: of epoch {state['epoch']}, and there are {args.epochs}")
     load_training_state(model, optimizer, weights, moments, distribute)
     log(f"going on from {path}: epoch {state['epoch']}, step {state['step']}")
-    return state | {"folder": str(path.parent.parent)}
+    return state | {"folder": run_of(path)}

@@ -16,7 +16,7 @@ class UserError(Exception):
 
 
 class Preempted(BaseException):
-    """The run was asked to end and has saved what there was; no `except Exception` on the way may take it.
+    """The run was asked to end and has tried to save; no `except Exception` on the way may take it.
 
     status: that the process ends with; 0 if all ranks end together.
     """
@@ -104,7 +104,7 @@ def run(main, finish=None):
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
-        sys.exit(0)
+        sys.exit(128 + signal.SIGPIPE)  # as a shell has it: a training is not done
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

@@ -424,7 +424,7 @@ def prepare(questions, tokenizer, max_length, overlap, cache_dir, log=print, bui
             tell(f"still waiting for local rank 0 to leave {folder}")
             waiting = time.monotonic()
     if features is None:
-        if folder.exists():
+        if os.path.exists(folder):  # Path's own test fails where the folder above may not be entered
             log(f"warning: {folder}: damaged, built anew")
         started = time.perf_counter()
         with temporary_folder(folder) as temporary:  # before the work: if nothing can be written, that is told at once

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 
-from common.errors import Preempted, tell
+from common.errors import tell
 
 GRACE = 5.0  # seconds from a rank's stacks to its end, which ends the others too
 
@@ -37,11 +37,6 @@ class StopRequest:
 
     def made(self):
         return self.signalled or (self.path is not None and self.path.exists())
-
-
-def preempted(step, folder):
-    """The exception that ends a run on all ranks once it is saved."""
-    return Preempted(f"stopped as asked, at step {step}; to go on: --resume, with --run-name {folder.name}")
 
 
 def sleep_until(moment):

@@ -1,5 +1,6 @@
 """The run folder: runs/NAME/ with run.json (the record), predictions, the model, TensorBoard files and a lock."""
 
+import contextlib
 import glob
 import json
 import os
@@ -220,8 +221,10 @@ class RunFolder:
         return self.path / "model" if best else last
 
     def update(self, fields):
-        """Add fields to the record and write it."""
+        """Add fields to the record and write it; this start's hosts are those of all its ranks."""
         self.record.update(fields)
+        if "hosts" in fields:
+            self.record["attempts"][-1]["hosts"] = sorted(set(fields["hosts"]))
         self.save()
 
     def save(self):
@@ -230,6 +233,15 @@ class RunFolder:
             write_json(self.path / "run.json", self.record, indent=1)
 
     def __enter__(self):
+        try:
+            self._begin()
+        except BaseException:  # __exit__ is called for what comes later
+            self._release()
+            raise
+        return self
+
+    def _begin(self):
+        """Make the record, from what earlier starts have left."""
         self.record = {"schema": SCHEMA, "status": "running", "started": self.started, **environment(), "epochs": []}
         self.record["attempts"] = [{"hosts": [socket.gethostname()], "started": self.started, "steps": 0}]
         if self.resume and (self.path / "run.json").exists():
@@ -238,15 +250,24 @@ class RunFolder:
                 self.record["attempts"] = [*earlier["attempts"], *self.record["attempts"]]
                 self.record["started"] = earlier.get("started", self.started)
         self.save()
-        return self
+
+    def _release(self):
+        if self.write:
+            (self.path / "lock").unlink(missing_ok=True)
 
     def go_on(self, saved):
-        """Take over what the run had given at the checkpoint that it goes on from; {} for a new run."""
+        """Take over what the run had given at the checkpoint that it goes on from; {} for a new run.
+
+        UserError where the model of its best epoch is not to be had: a later epoch need not be better.
+        """
         self.record["epochs"] = saved.get("epochs", [])
         source = saved.get("folder")
         if self.write:
+            for old in self.path.glob("model*.old"):  # of a start that was killed, perhaps before the new one came
+                with contextlib.suppress(OSError):
+                    old.rename(self.path / old.name.split(".")[0])
             for left in [*self.path.glob("model*.new"), *self.path.glob("model*.old"), *self.path.glob(".*.tmp")]:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()  # of a start that was killed
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
         if self.write and source and Path(source).resolve() != self.path.resolve():
             try:
                 for name in RESULTS:
@@ -257,6 +278,12 @@ class RunFolder:
             except OSError as error:
                 reason = error.strerror or error
                 raise UserError(f"{self.path}: cannot take over what {source} holds: {reason}") from None
+        best = saved.get("selection", {}).get("epoch")
+        if self.write and best is not None and not (self.path / "model").is_dir():
+            raise UserError(
+                f"{self.path}/model: absent, and the run that is to go on had its best epoch, {best}, there: copy that "
+                "run's folder whole, and say --resume with the copy"
+            )
 
     def __exit__(self, kind, error, trace):
         if kind is Preempted:
@@ -268,11 +295,10 @@ class RunFolder:
             self.record["status"] = "finished"
         self.record["attempts"][-1]["seconds"] = time.monotonic() - self.clock
         self.record.setdefault("seconds", {})["total"] = process_seconds()
-        if self.write:
-            try:
-                self.save()
-            finally:
-                (self.path / "lock").unlink(missing_ok=True)
+        try:
+            self.save()
+        finally:
+            self._release()
 
 
 def describe(args, strategy, model, sets, features, world_size, places, seconds):

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import re
 import resource
 import socket
 import sys
@@ -21,8 +22,9 @@ from common.profiler import Profiler
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # --precision: the type that matrix products run in
 
-# Dense matrix peak in half precision, FLOP/s, by a part of the name that CUDA gives the card (vendor's data sheets).
+# Dense matrix peak in half precision, FLOP/s, by words of the name that CUDA gives the card (vendor's data sheets).
 PEAK_FLOPS = {
+    "H200 NVL": 835e12,
     "H200": 989e12,
     "H100 NVL": 835e12,
     "H100 PCIe": 756e12,
@@ -130,11 +132,16 @@ def device_name(device):
 
 
 def peak_flops(device, precision):
-    """The card's dense matrix peak in FLOP/s at this precision (tf32: half of bf16's); None if it is not known."""
+    """The card's dense matrix peak in FLOP/s at this precision (tf32: half of bf16's).
+
+    None if it is not known, as of a part of a card (MIG).
+    """
     if device.type != "cuda" or precision == "fp32":
         return None
     name = torch.cuda.get_device_name(device)
-    peak = next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+    if re.search(r"\bMIG\b", name):
+        return None
+    peak = next((peak for words, peak in PEAK_FLOPS.items() if re.search(rf"\b{words}\b", name)), None)
     return peak / 2 if peak and precision == "tf32" else peak
 
 
@@ -154,6 +161,8 @@ def choose_precision(name, device):
         name = "bf16" if capable else "fp32"
     if name == "bf16" and device.type == "cuda" and not capable:
         raise UserError("--precision bf16: this card has no bf16 units; use fp16 or fp32")
+    if name == "tf32" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        raise UserError("--precision tf32: this card has no TF32 units; use fp16 or fp32")
     if name in ("tf32", "fp16") and device.type == "cpu":
         raise UserError(f"--precision {name} needs a GPU; use fp32 or bf16 on the CPU")
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
@@ -283,10 +292,9 @@ class Progress:
         elif self.show and time.monotonic() - self.last >= self.every:
             self.last = time.monotonic()
             elapsed = self.last - self.started
-            left = elapsed * (self.total / max(self.done, 1) - 1)
-            print(
-                f"{self.what} {self.done / self.total:4.0%} {elapsed:5.0f} s, {left:.0f} s left {self.note}", flush=True
-            )
+            share = min(self.done / self.total, 1)  # in an evaluation rank 0's, times the ranks
+            left = elapsed * (1 / max(share, 1e-9) - 1)
+            print(f"{self.what} {share:4.0%} {elapsed:5.0f} s, {left:.0f} s left {self.note}", flush=True)
 
     def close(self):
         if self.bar is not None:
@@ -331,11 +339,13 @@ class Monitor:
         self.all_sum, self.gather, self.log = all_sum, gather, printer(rank)
         self.tolerant = args.precision == "fp16"  # the gradient scaler skips steps that overflow: no error
         self.steps_seen, self.warmup_seconds = 0, None
+        self.earlier_seconds = 0.0  # of training in this start's epochs before this one
         self.saved, self.request = saved, request
         self.stop_wanted = self.save_wanted = False  # as all ranks have agreed
         self.until_look, self.units, self.last_look = 1, 0, time.monotonic()
         self.last_save = time.monotonic()
         self.start_clocks(saved.get("epoch", 1))
+        self.trained_seconds = self.seconds_before  # until the first epoch begins
         self.sampler = hardware.Sampler(places if places[rank]["local_rank"] == 0 else [])
         skip = 4 * self.WARMUP if args.cuda_graphs else self.WARMUP  # graphs are made within the first steps
         self.profiler = Profiler(args.profile and rank == 0, device, folder.path, skip, log=self.log)
@@ -373,7 +383,7 @@ class Monitor:
         if self.steps_seen == self.WARMUP:
             synchronize(self.device)
             self.steady = time.perf_counter()
-            self.warmup_seconds = self.steady - self.started
+            self.warmup_seconds = self.earlier_seconds + self.steady - self.started - self.saving_seconds
             self.steady_windows = self.steady_tokens = 0
         watchdog.beat()
         look = self.is_time_to_look()  # counts, so at log lines too
@@ -487,6 +497,7 @@ class Monitor:
         warm = self.warmup_seconds is not None and self.steady_windows
         steady = max(now - self.steady, 1e-9) if warm else math.inf  # no throughput of what was warm-up alone
         self.trained_seconds, self.until_look = self.train_seconds(), 1
+        self.earlier_seconds += self.trained_seconds - self.seconds_before
         return {
             "epoch": self.epoch,
             "train_loss": self.loss_sum / self.windows_seen,

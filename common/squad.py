@@ -408,6 +408,6 @@ def default_files():
     folder = squad_folder()
     for suffix in (".json", ".json.gz"):
         train, dev = folder / f"train-v1.1{suffix}", folder / f"dev-v1.1{suffix}"
-        if train.is_file() and dev.is_file():
+        if os.path.isfile(train) and os.path.isfile(dev):  # os.path: see find_file
             return train, dev, "SQuAD v1.1"
     return ROOT / "data" / "sample" / "train.json", ROOT / "data" / "sample" / "dev.json", "sample"

@@ -294,6 +294,8 @@ def test_a_second_run_in_a_folder_is_refused(train):
         (["--no-such-option"], "unrecognized arguments: --no-such-option"),
         (["--runs-dir", str(ROOT / "README.md")], "not a folder that can be written to"),
         (["--dev-fraction", "0.5"], "exclude each other"),
+        (["--evaluate-only", ""], "--evaluate-only is empty: give it a value, or leave it out"),
+        (["--hang-minutes", "1e9"], "a number above 0 and below a million"),
     ],
 )
 def test_settings_that_cannot_work_stop_at_once(train, options, message):

@@ -12,7 +12,8 @@ import torch
 from short_runs import WAYS, launch, record, results, same, stopped_at, undisturbed
 from tiny import ROOT, SAMPLE
 
-from common import checkpoint
+from common import checkpoint, errors
+from common import record as records
 from common.errors import UserError
 from common.record import RunFolder, process_begun
 
@@ -169,6 +170,51 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(kept, damage):
     assert len(said) == (1 if (kept / "checkpoints" / "step-00000003").exists() else 0)
     damage(kept / "checkpoints" / "step-00000002")
     assert checkpoint.find(kept) == (None, None)
+
+
+def test_the_run_of_a_checkpoint(kept, monkeypatch):
+    """Named in full, from within its folder, or copied out of the run."""
+    one = kept / "checkpoints" / "step-00000003"
+    assert checkpoint.run_of(one) == str(kept)
+    for place, name in ((one.parent, one.name), (one, "."), (kept, f"checkpoints/{one.name}")):
+        monkeypatch.chdir(place)
+        path, _ = checkpoint.find(name)
+        assert checkpoint.run_of(path) == str(kept)
+    shutil.copytree(one, kept / "backup" / one.name)
+    assert checkpoint.run_of(checkpoint.find(kept / "backup")[0]) is None
+
+
+def test_the_best_model_goes_with_the_run(tmp_path):
+    (tmp_path / "before" / "model").mkdir(parents=True)
+    saved = {"epochs": [{}], "selection": {"epoch": 1, "best": 50.0, "worse": 0}}
+    with RunFolder(tmp_path, "after") as folder:
+        folder.go_on(saved | {"folder": str(tmp_path / "before")})
+    assert (tmp_path / "after" / "model").is_dir()
+    told = r"alone/model: absent, .* best epoch, 1, .* copy that run's folder whole"
+    with pytest.raises(UserError, match=told), RunFolder(tmp_path, "alone") as folder:
+        folder.go_on(saved | {"folder": None})  # the checkpoint was copied out of the run's folder
+    with RunFolder(tmp_path, "none") as folder:
+        folder.go_on(saved | {"folder": None, "selection": {"epoch": None}})
+
+
+def test_a_model_that_a_killed_start_had_moved_away_is_back(tmp_path):
+    """It was replaced by two renames, and the kill came between them, or after both."""
+    saved = {"epochs": [{}], "selection": {"epoch": 1}, "folder": str(tmp_path / "killed")}
+    for name in ("model.12.new", "model.12.old", "model-last", "model-last.12.old"):
+        (tmp_path / "killed" / name).mkdir(parents=True)
+        (tmp_path / "killed" / name / "weights").write_text(name)
+    with RunFolder(tmp_path, "killed", resume=True) as folder:
+        folder.go_on(saved)
+    assert {path.name for path in (tmp_path / "killed").glob("model*")} == {"model", "model-last"}
+    assert (tmp_path / "killed" / "model" / "weights").read_text() == "model.12.old"
+    assert (tmp_path / "killed" / "model-last" / "weights").read_text() == "model-last"
+
+
+def test_a_run_that_ends_while_its_record_begins_leaves_no_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "environment", errors.end_at_once)  # SIGTERM while git is asked
+    with pytest.raises(errors.Preempted):
+        RunFolder(tmp_path, "run").__enter__()
+    assert not (tmp_path / "run" / "lock").exists()
 
 
 def test_what_cannot_be_written_leaves_the_others(kept):

@@ -117,6 +117,35 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_exactly(setting, where):
     same(results(setting, name), undisturbed(way, setting))
 
 
+@pytest.mark.parametrize("way, background", [("baseline", []), ("ddp 3", ["--save-in-background"])])
+def test_a_stop_that_cannot_be_saved_says_so(setting, way, background):
+    name = f"stopped unsaved {way}".replace(" ", "-")
+    (setting[0] / name).mkdir()
+    for file in ("stop", "checkpoints"):  # no checkpoint can be written into a file
+        (setting[0] / name / file).touch()
+    output = launch(way, setting, name, *background, fails=True)
+    assert "step-00000001: cannot be written: " in output and "Traceback" not in output
+    assert "stopped as asked, but step 1 is not saved" in output and "to go on" not in output
+    (setting[0] / name / "checkpoints").unlink()
+    assert "this is a new run" in launch(way, setting, name, "--resume")
+    same(results(setting, name), undisturbed(way, setting))
+
+
+def test_a_stop_before_training_leaves_no_seconds_of_it(setting):
+    launch(
+        "baseline", setting, "asked-at-0", before=AT + UNTRAINED + "at(runtime.Monitor, 'must_stop', 1, [0], request)"
+    )
+    assert checkpoint.find(setting[0] / "asked-at-0")[1]["train_seconds"] == 0
+
+
+def test_warming_up_takes_as_many_epochs_as_it_needs(setting):
+    """Ten steps are more than an epoch of eight."""
+    launch("baseline", setting, "warm", "--save-steps", "4")
+    run = record(setting, "warm")
+    first, second = (epoch["train_seconds"] for epoch in run["epochs"])
+    assert first < run["seconds"]["warmup"] < first + second
+
+
 def test_a_request_during_preparation_is_kept(setting):
     (setting[0] / "asked-early").mkdir()
     (setting[0] / "asked-early" / "stop").touch()

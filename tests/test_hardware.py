@@ -4,8 +4,10 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from common import hardware, runtime
+from common.errors import UserError
 
 
 class FakeNvml:
@@ -113,3 +115,27 @@ def test_shared_cards_and_nodes_are_warned_of(nvml):
     table = runtime.topology([place(job="17", node="n1")]).splitlines()
     assert table[0].split() == ["rank", "host", "local", "rank", "device", "job", "node"]
     assert table[1].split()[0] == "3" and table[1].split()[-2:] == ["17", "n1"]
+
+
+def test_the_peak_of_a_card(monkeypatch):
+    """By whole words of its name: none for cards whose names begin alike, nor for a part of a card."""
+    device = torch.device("cuda")
+    for name, half in {
+        "NVIDIA H100 80GB HBM3": 989e12,
+        "NVIDIA H200 NVL": 835e12,
+        "NVIDIA A100-SXM4-40GB": 312e12,
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb": None,
+        "NVIDIA RTX A3000 Laptop GPU": None,
+        "NVIDIA T400 4GB": None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert runtime.peak_flops(device, "bf16") == half
+        assert runtime.peak_flops(device, "tf32") == (half and half / 2) and runtime.peak_flops(device, "fp32") is None
+
+
+def test_tensor_cores_that_a_card_lacks_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    for name in ("bf16", "tf32"):
+        with pytest.raises(UserError, match=f"{name}: this card has no .* use fp16 or fp32"):
+            runtime.choose_precision(name, torch.device("cuda"))

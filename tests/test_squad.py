@@ -647,6 +647,9 @@ def test_default_files(tmp_path, monkeypatch):
     assert name == "sample" and train == SAMPLE / "train.json" and dev == SAMPLE / "dev.json"
     (tmp_path / "train-v1.1.json.gz").touch()
     assert squad.default_files()[2] == "sample"  # both are needed
+    monkeypatch.setenv("SQUAD_DIR", "long" * 100)  # for a file's name
+    assert squad.default_files()[2] == "sample"
+    monkeypatch.setenv("SQUAD_DIR", str(tmp_path))
     (tmp_path / "dev-v1.1.json.gz").touch()
     expected = (tmp_path / "train-v1.1.json.gz", tmp_path / "dev-v1.1.json.gz", "SQuAD v1.1")
     assert squad.default_files() == expected
