@@ -164,7 +164,7 @@ run() {
         wait "$work" && status=0 || status=$?
         kill -0 "$work" 2>/dev/null || break
         if $asked && [[ -z $patience ]]; then # rather lose steps than the requeue
-            (sleep 150 && scancel --signal=KILL "$SLURM_JOB_ID") &
+            (sleep 150 && kill_steps) &
             patience=$!
         fi
     done
@@ -186,6 +186,14 @@ run() {
     echo "back into the queue: job $SLURM_JOB_ID goes on from ${saved:-the beginning}"
     scontrol requeue "$SLURM_JOB_ID"
     sleep 60 # the requeue ends this script; were it to end by itself, the job might count as done
+}
+
+# Kill all that srun started, and not this script, which a signal to the whole job would end before the requeue.
+kill_steps() {
+    local step
+    for step in $(squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format=%i); do
+        [[ $step != *.[0-9]* ]] || scancel --signal=KILL "$step" # others are called .batch and .extern
+    done
 }
 
 # Whether Slurm has pre-empted this start of the job. In the grace time it sends SIGTERM to the ranks and, unless

@@ -243,6 +243,26 @@ def test_a_job_that_is_stopped_goes_on_after_its_requeue(cluster, options, runs_
     assert not (folders[0] / "stop").exists() and not (folders[0] / "lock").exists()
 
 
+def test_a_job_that_does_not_stop_when_asked_is_requeued_all_the_same(cluster, options, runs_dir, tmp_path):
+    """A rank that hangs, for whose end the script has no time to wait: what came after the last checkpoint is lost."""
+    fake = tmp_path / "sleep"  # the script's patience is over in 3 s
+    fake.write_text('#!/bin/bash\n[[ $1 != 150 ]] || set -- 3\nexec /bin/sleep "$@"\n')
+    fake.chmod(0o755)
+    arguments = [*options, "--runs-dir", str(runs_dir), "--epochs", "12", "--save-epochs", "1"]
+    resources = ["--gpus-per-node=1", "--cpus-per-task=1", "--nodes=1"]
+    path = f"{tmp_path}:{cluster.environment['PATH']}"
+    job = cluster.submit(*resources, "run_distributed.sh", *arguments, cwd=ROOT, environment={"PATH": path})
+    job.wait_for(r"epoch 2: ")
+    os.kill(workers(job)[0], signal.SIGSTOP)
+    cluster.call("scancel", "--batch", "--signal=USR1", str(job.number))
+    job.wait_for(r"back into the queue: job \d+ goes on from \S+/step-\d+")
+    assert finish_requeued(job) == "COMPLETED", job.log()
+    assert "asked to stop" in job.log() and "stopped as asked" not in job.log()
+    assert re.search(r"start 2 of job (?s:.*)going on from \S+/step-\d+", job.log())
+    run = record(runs_dir / str(job.number))
+    assert run["status"] == "finished" and len(run["attempts"]) == 2 and len(run["epochs"]) == 12
+
+
 def lose_node(cluster, job, node, rank):
     """Let a node vanish as by a power cut: its daemon, and all that runs the job's `rank` there, die at once."""
     daemon = next(one for one in cluster.daemons if one.poll() is None and one.args[-2:] == ["-N", node])
