@@ -183,7 +183,7 @@ class RunFolder:
         self.write = write
         self.resume = resume  # take over a folder that an earlier start of this run has left
         self.record = {}
-        self.started, self.clock = time.time(), time.monotonic()
+        self.started = time.time() - (process_seconds() or 0)  # of this process, as all its seconds
         if write:
             self._claim()
 
@@ -221,10 +221,12 @@ class RunFolder:
         return self.path / "model" if best else last
 
     def update(self, fields):
-        """Add fields to the record and write it; this start's hosts are those of all its ranks."""
+        """Add fields to the record, those of them that an attempt has to it as well, and write it."""
         self.record.update(fields)
+        attempt = self.record["attempts"][-1]
+        attempt |= {name: fields[name] for name in ("strategy", "world_size") if name in fields}
         if "hosts" in fields:
-            self.record["attempts"][-1]["hosts"] = sorted(set(fields["hosts"]))
+            attempt["hosts"] = sorted(set(fields["hosts"]))
         self.save()
 
     def save(self):
@@ -275,6 +277,8 @@ class RunFolder:
                         shutil.copytree(Path(source) / name, self.path / name, dirs_exist_ok=True)
                     elif (Path(source) / name).exists():
                         shutil.copy2(Path(source) / name, self.path / name)
+                earlier = read_record(source).get("attempts")
+                self.record["attempts"] = [*(earlier if isinstance(earlier, list) else []), *self.record["attempts"]]
             except OSError as error:
                 reason = error.strerror or error
                 raise UserError(f"{self.path}: cannot take over what {source} holds: {reason}") from None
@@ -293,8 +297,9 @@ class RunFolder:
             self.record["error"] = f"{kind.__name__}: {error}".splitlines()[0][:500]
         else:
             self.record["status"] = "finished"
-        self.record["attempts"][-1]["seconds"] = time.monotonic() - self.clock
-        self.record.setdefault("seconds", {})["total"] = process_seconds()
+        total = process_seconds()
+        self.record["attempts"][-1]["seconds"] = total
+        self.record.setdefault("seconds", {})["total"] = total
         try:
             self.save()
         finally:
@@ -339,6 +344,7 @@ def describe(args, strategy, model, sets, features, world_size, places, seconds)
         "gpus": [place["name"] for place in places if place["device"] != "cpu"],
         "ranks": places,
         "cpus": cpu_count(),
+        "threads": torch.get_num_threads(),  # of each rank
         "precision": args.precision,
         "attention": model.attention,
         "compile": model.compiled,  # whether anything was: nothing is where all is fused

@@ -444,7 +444,7 @@ def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     made["ddp4-0"]["versions"]["torch"] = "2.11.0"
     _, rows = compared(made, tmp_path)
     assert rows["baseline × 1"].notes == [
-        "base-1 took 2 attempts; its whole run is their sum",
+        "base-1 took 2 attempts; its whole run is their sum; the epoch that it went on in warmed up twice",
         "mixed code versions: abcdef0; 1234567 with uncommitted changes",
     ]
     assert rows["baseline × 1"].stats["run_seconds"].high == 600
@@ -791,8 +791,8 @@ def written(tmp_path_factory):
 def test_the_command_names_what_it_leaves_out(written):
     done, folder = written
     assert done.stderr.splitlines() == [
-        f"left out: {folder}/more/copy/run.json: a copy of {folder}/runs/base-0/run.json",
         f"left out: {folder}/damaged.json: damaged run record: not JSON",
+        f"left out: {folder}/more/copy/run.json: a copy of {folder}/runs/base-0/run.json",
     ]
     assert done.stdout.startswith("runs: 20, finished: 18; figures are medians over repeats")
     assert "not compared: precision tf32 against fp32" in done.stdout

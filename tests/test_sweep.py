@@ -43,11 +43,13 @@ def test_the_lines_that_it_prints(call, tmp_path):
     extra = f"--epochs 2 --train-file 'a b.json' --dev-fraction 0.1 --runs-dir {tmp_path / 'r'} --run-name"
     digest = hashlib.sha256(str(tmp_path / "r").encode()).hexdigest()[:8]
     assert lines[0] == (
-        f"sbatch --job-name=baseline-1x1-bf16-seed0-{digest} --nodes=1 --gpus-per-node=1 --account=A --time=60 "
+        f"sbatch --job-name=baseline-1x1-bf16-seed0-{digest} --nodes=1 --gpus-per-node=1 --cpus-per-task=4 "
+        "--account=A --time=60 "
         f"run_baseline.sh --precision bf16 --seed 0 {extra} baseline-1x1-bf16-seed0"
     )
     assert lines[2] == (
-        f"sbatch --job-name=ddp-zero1-2x4-bf16-seed0-{digest} --nodes=2 --gpus-per-node=4 --account=A --time=60 "
+        f"sbatch --job-name=ddp-zero1-2x4-bf16-seed0-{digest} --nodes=2 --gpus-per-node=4 --cpus-per-task=16 "
+        "--account=A --time=60 "
         f"run_distributed.sh ddp --zero1 --precision bf16 --seed 0 {extra} ddp-zero1-2x4-bf16-seed0"
     )
     assert lines[19].startswith(f"sbatch --job-name=fsdp-zero3-2x4-tf32-seed1-{digest} ")

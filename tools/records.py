@@ -25,6 +25,7 @@ FREE |= {"zero1", "shard", "precision", "batch_size", "epochs", "max_length", "o
 FREE |= {"resume", "save_steps", "save_epochs", "save_minutes", "save_in_background", "hang_minutes"}
 KERNELS = ("attention", "compile", "cuda_graphs", "deterministic")
 SCOPES = ("training", "epoch", "run")  # what a speed-up can be of: the measures SCOPE_seconds
+SCORES = ("exact", "f1", "HasAns_f1", "NoAns_f1")  # the measures that do not depend on where and how fast
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -130,8 +131,10 @@ class Run:
     hosts: tuple
     uuids: frozenset
     processor: str | None
+    threads: int | None  # of a rank, where no GPU does the work
     shared: bool
     attempts: int
+    begun_as: str  # the strategy and ranks of earlier attempts, where they were others; then only the scores are kept
     spans: list  # (begun, ended) of the attempts that say both, in seconds since 1970
     code: str
     torch: str
@@ -207,7 +210,15 @@ def build_run(record, path):
         "run_seconds": total,
         "peak_memory_bytes": max(memory, default=None) if isinstance(memory, list) else memory,
     }
-    if measures["windows_per_second"] is None:  # benchmarks time steps without an epoch around them
+    own = (get("strategy", "text"), ranks)
+    ways = [
+        (take(a, path, "strategy", "text", own[0]), take(a, path, "world_size", "a whole number", ranks))
+        for a in attempts
+    ]
+    begun_as = ", ".join(dict.fromkeys(f"{name} × {count}" for name, count in ways if (name, count) != own))
+    if begun_as:
+        measures = {name: value if name in SCORES else None for name, value in measures.items()}
+    if not epochs:  # benchmarks time steps without an epoch around them
         measures["windows_per_second"] = get("windows_per_second", "a number", None)
     return Run(
         path=path,
@@ -235,7 +246,9 @@ def build_run(record, path):
             or take(place, path, "other_processes", "a whole number", 0)
             for place in places
         ),
+        threads=None if on_gpus else get("threads", "a whole number", None),
         attempts=len(attempts),
+        begun_as=begun_as,
         spans=[(begun, begun + lasted) for begun, lasted in spans if None not in (begun, lasted)],
         code=(commit[:7] if commit else "unknown")
         + (" with uncommitted changes" if get("git_dirty", "true or false", False) else ""),
@@ -268,8 +281,11 @@ def build_epoch(record, path):
     epoch |= {name: get(name, "a number", None) for name in (*more, "train_f1", "HasAns_f1", "NoAns_f1")}
     epoch["best"] = get("best", "true or false", False)
     cards = list(get("hardware", "an object", {}).values())
+    sampled = min((take(card, path, "seconds", "a number", math.inf) for card in cards), default=math.inf)
     for name in ("utilisation", "power_watts", "energy_joules", "energy_counter_joules"):
         values = [take(card, path, name, "a number", None) for card in cards]
+        if "energy" in name and sampled < 0.8 * epoch["train_seconds"]:  # of an epoch that another start had begun
+            values = []
         epoch[name] = sum(values) if values and None not in values else None  # over the cards
     epoch["cards"] = len(cards)
     return epoch
@@ -303,9 +319,9 @@ def measure(epochs):
         for name in ("utilisation", "power_watts")
     }
     return {
-        **{name: kept.get(name) for name in ("exact", "f1", "HasAns_f1", "NoAns_f1")},
-        "windows_per_second": median([epoch["windows_per_second"] for epoch in epochs]),
-        "share_of_peak": median([epoch["share_of_peak"] for epoch in epochs]),
+        **{name: kept.get(name) for name in SCORES},
+        "windows_per_second": median([epoch["windows_per_second"] for epoch in later]),
+        "share_of_peak": median([epoch["share_of_peak"] for epoch in later]),
         "training_seconds": median([epoch["train_seconds"] for epoch in later]),
         "evaluation_seconds": median([epoch["evaluation_seconds"] for epoch in later]),
         "epoch_seconds": median([epoch_seconds(epoch) for epoch in later]),
@@ -317,7 +333,12 @@ def measure(epochs):
 
 
 def seconds_to(run, target):
-    """Seconds of training, evaluation and saving to the end of the first epoch with this F1; inf if there is none."""
+    """Seconds of training, evaluation and saving to the end of the first epoch with this F1; inf if there is none.
+
+    None for a run that was begun as another.
+    """
+    if run.begun_as:
+        return None
     seconds = 0.0
     for epoch in run.epochs:
         seconds += epoch_seconds(epoch)
@@ -428,7 +449,11 @@ def find_crowded(runs):
     """Paths of the runs that had another beside them: at the same time, on a host of the same name."""
     crowded = set()
     for one, other in itertools.combinations([run for run in runs if run.spans], 2):
-        if {*one.hosts} & {*other.hosts} and any(a < d and c < b for a, b in one.spans for c, d in other.spans):
+        if {*one.hosts} & {*other.hosts} and any(
+            a < d and c < b and (a, b) != (c, d)
+            for a, b in one.spans
+            for c, d in other.spans  # not what one took over
+        ):
             crowded |= {one.path, other.path}
     return crowded
 
@@ -466,6 +491,14 @@ def build_experiment(rows, target):
         row.weak_series = row.series.replace(f"batch {run.batch}", f"batch {run.batch / run.ranks:g} per rank")
         nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
         row.label = ", ".join([f"{run.strategy} × {run.ranks}{nodes}", *extra])
+    crossing = set()
+    for row in rows:  # as many ranks on one node and on several are two lines of a figure
+        if len({one.lead.nodes for one in rows if (one.series, one.lead.ranks) == (row.series, row.lead.ranks)}) > 1:
+            crossing.add(row.series)
+    for row in rows:
+        if row.series in crossing and row.lead.nodes > 1:
+            more = f", {row.lead.nodes} nodes"
+            row.series, row.weak_series = row.series + more, row.weak_series + more
     for same in [[row for row in rows if row.label == label] for label in {row.label for row in rows}]:
         if len(same) > 1:
             settings = [row.lead.arguments | row.lead.facets["kernels"][0] for row in same]
@@ -493,9 +526,12 @@ def notes(row, most):
         if run.status != "finished":
             how = "running, or killed" if run.status == "running" else run.status
             found.append(f"{run.name} is left out: {how}" + (f" ({run.error})" if run.error else ""))
+        elif run.begun_as:
+            found.append(f"{run.name} was begun as {run.begun_as}, so that its scores alone count, and no times")
         elif run.attempts > 1:
             timed = run.measures["run_seconds"] is not None
             whole = "its whole run is their sum" if timed else "one was killed, so the whole run's time is not known"
+            whole += "; the epoch that it went on in warmed up twice"
             found.append(f"{run.name} took {run.attempts} attempts; {whole}")
     if 0 < len(row.finished) < most:
         found.append(f"repeats missing: {len(row.finished)} where another row has {most}")
@@ -503,15 +539,21 @@ def notes(row, most):
         found.append("one run alone, so no spread")
     if len(row.all("code")) > 1:
         found.append(f"mixed code versions: {'; '.join(row.all('code'))}")
-    elif row.lead.code == "unknown" or " " in row.lead.code:
-        found.append(f"uncertain code version: {row.lead.code}")
+    elif row.all("code")[0] == "unknown" or " " in row.all("code")[0]:
+        found.append(f"uncertain code version: {row.all('code')[0]}")
     if len(row.all("torch")) > 1:
         found.append(f"mixed torch versions: {', '.join(row.all('torch'))}")
+    if len(row.all("threads")) > 1:
+        found.append(f"repeats with {', '.join(str(n or 'unknown') for n in row.all('threads'))} threads a rank")
+    seeds = [run.seed for run in row.finished if run.seed is not None]
+    if len(seeds) > len(set(seeds)):
+        told = ", ".join(map(str, sorted(set(seeds))))
+        found.append(f"{len(seeds)} runs with seed {told}, so their spread is not that of as many seeds")
     if any(row.all("shared")):
         found.append("shared node: other jobs may have used it at the same time")
-    if len(row.all("cluster")) > 1 or (row.lead.cluster is None and len(row.all("hosts")) > 1):
+    if len(row.all("cluster")) > 1 or (row.all("cluster")[0] is None and len(row.all("hosts")) > 1):
         found.append(f"repeats on several machines: {', '.join(sorted(set().union(*row.all('hosts'))))}")
-    elif row.lead.cluster is None and len(row.machines) > 1:
+    elif row.all("cluster")[0] is None and len(row.machines) > 1:
         found.append(f"repeats on cards that no run joins, so perhaps on several machines: {name_cards(row.machines)}")
     counts = sorted({len(run.epochs) for run in row.finished})
     if row.lead.epochs_wanted and counts and counts != [row.lead.epochs_wanted]:
@@ -561,14 +603,16 @@ def unlike(row, base):
 
 def against(values, others):
     """The values of a row and those of its baseline, for a message."""
-    return " against ".join(", ".join(str(value or "unknown") for value in some) for some in (values, others))
+    return " against ".join(
+        ", ".join("unknown" if value is None else str(value) for value in some) for some in (values, others)
+    )
 
 
 def other_machine(row, base):
     """Why the two did not run on the same machine or cluster; "" if they did, as far as records can tell."""
     if set(row.all("cluster")) != set(base.all("cluster")):
         return against(row.all("cluster"), base.all("cluster"))
-    if row.lead.cluster is None:  # on a cluster, jobs run on whichever nodes are free
+    if row.all("cluster")[0] is None:  # on a cluster, jobs run on whichever nodes are free
         hosts = [sorted(set().union(*one.all("hosts"))) for one in (row, base)]
         if not all(set(own) & set(other) for own in row.all("hosts") for other in base.all("hosts")):
             return against(*hosts)
@@ -641,8 +685,11 @@ def compare(experiments, bases, allow_unlike=False):
 
 
 def distance(row, base, differences):
-    """What makes a baseline nearer than another: what forbids a speed-up, then the strategy, then other arguments."""
-    return len(differences), row.lead.strategy != base.lead.strategy, len(recipe(row, base))
+    """What makes a baseline nearer than another: what forbids a speed-up, of two such things one that leaves weak
+    scaling, then the strategy, then other arguments.
+    """
+    weak = set(differences) == {"global batch"} and is_weak(row, base)
+    return len(differences), not weak, row.lead.strategy != base.lead.strategy, len(recipe(row, base))
 
 
 def is_weak(row, base):
@@ -676,7 +723,12 @@ def versus(row, base):
     for name in ("code", "torch"):
         if set(row.all(name)) != set(base.all(name)):
             found.append(f"other {name} than its baseline: {against(row.all(name), base.all(name))}")
-    if row.lead.cluster is None and row.machines & base.machines and row.machines ^ base.machines:
+    if row.all("threads") != base.all("threads"):
+        found.append(f"threads a rank, other than its baseline's: {against(row.all('threads'), base.all('threads'))}")
+    seeds = [{run.seed for run in one.finished if run.seed is not None} for one in (row, base)]
+    if seeds[0] - seeds[1] and seeds[1] - seeds[0]:  # fewer alone are told as missing or repeated
+        found.append(f"other seeds than its baseline: {against(*map(sorted, seeds))}")
+    if row.all("cluster")[0] is None and row.machines & base.machines and row.machines ^ base.machines:
         cards = f"{name_cards(row.machines)} against {name_cards(base.machines)}"
         found.append(f"perhaps not all on the machine of its baseline, with cards that no run joins: {cards}")
     return found

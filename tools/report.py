@@ -25,11 +25,12 @@ OF = {"training": "training", "epoch": "epoch", "run": "whole run"}
 DEFINITIONS = """\
 A row is one setting. Its figures are medians over its finished runs, with the least and the most in brackets.
 A whole epoch is training, evaluation and saving. Its seconds are the median over a run's epochs after the \
-first, which compiles and warms up. The whole run is from the start of the process to its end, with everything in it.
+first, which compiles and warms up. The whole run is from the start of the process to its end, with everything in it \
+but what srun and torchrun take before and after.
 F1 and EM are those of the epoch whose model was kept, on the dev set.
 Seconds to an F1 are training, evaluation and saving from the first step to the end of the first epoch that has it.
-Windows/s count what was trained on after the first ten steps. Share of peak sets the arithmetic on real tokens \
-against the card's dense peak at the run's precision.
+Windows/s are of the same epochs; of a single one, after its first ten steps. Share of peak sets the arithmetic on \
+real tokens against the card's dense peak at the run's precision.
 Speed-up is the baseline's median time divided by the row's. Efficiency is the speed-up divided by the number of ranks \
 over the baseline's.
 The serial fraction is Karp and Flatt's, (1/S − 1/p) / (1 − 1/p), the part of the work that p ranks did not \
@@ -152,7 +153,8 @@ def strong_table(experiment):
         elif differences and experiment_key(row) != experiment_key(base):
             lines = [[*["–"] * 5, "no baseline of this model, data and number of epochs"]]
         else:
-            why = differences + (": weak scaling, below" if row.weak else "") if differences else "no times recorded"
+            below = row.weak and row.weak.base is base
+            why = differences + (": weak scaling, below" if below else "") if differences else "no times recorded"
             lines = [[*["–"] * 5, f"not compared: {why}"]]
         near = base.label if lines[0][0] != "–" or experiment_key(row) == experiment_key(base) else "–"
         names = [[row.label, str(row.lead.ranks), near], *[["", "", ""]] * (len(lines) - 1)]
@@ -347,11 +349,11 @@ def load(paths):
         except UserError as error:
             left_out.append(str(error))
             continue
-        first = seen.setdefault((run.started, run.hosts, run.key, run.seed), file)
-        if first is file:
-            runs.append(run)
-        else:
-            left_out.append(f"{file}: a copy of {first}")
+        seen.setdefault((run.started, run.hosts, run.key, run.seed), []).append(run)
+    for copies in seen.values():  # of a run that was copied while it went on, the furthest one
+        run = max(copies, key=lambda run: (run.status == "finished", len(run.epochs)))
+        runs.append(run)
+        left_out += [f"{copy.path}: a copy of {run.path}" for copy in copies if copy is not run]
     return runs, left_out
 
 

@@ -189,6 +189,7 @@ def sbatch(job, args):
     name = queue_name(job, args.runs_dir)
     gpus = 0 if args.device == "cpu" else job.gpus  # Slurm refuses to grant what a cluster has not
     words = ["sbatch", f"--job-name={name}", f"--nodes={job.nodes}", f"--gpus-per-node={gpus}"]
+    words.append(f"--cpus-per-task={4 * job.gpus}")  # as the scripts ask for: a rank has as many in each job
     return environment(job, args.device), [*words, *args.sbatch, *job.words(args.runs_dir)]
 
 
