@@ -137,11 +137,12 @@ def quality(folder):
         trained_by = f"{strategy} × {run['world_size']}" if run["world_size"] > 1 else strategy
         key = (trained_by, run["precision"], run["attention"], arguments["batch_size"], arguments["learning_rate"])
         compiled = run["compile"] and run["attention"] != "fused"  # which earlier records called compiled too
-        recipes.setdefault((*key, arguments["epochs"], compiled), []).append(run)
+        card = each(run["gpus"]).replace("NVIDIA ", "")
+        recipes.setdefault((*key, arguments["epochs"], compiled, card), []).append(run)
     target = min(max(epoch["f1"] for epoch in run["epochs"]) for run in runs)
     found = []
     for key in sorted(recipes, key=lambda key: (key[0].lower(), *key[1:])):
-        (trained_by, precision, attention, batch, rate, epochs, compiled), same = key, recipes[key]
+        (trained_by, precision, attention, batch, rate, epochs, compiled, card), same = key, recipes[key]
         best = [max(run["epochs"], key=lambda epoch: epoch["f1"]) for run in same]
         seconds = [sum(epoch["train_seconds"] for epoch in run["epochs"]) for run in same]
         found.append(
@@ -149,6 +150,7 @@ def quality(folder):
                 "trained by": trained_by,
                 "recipe": f"{precision}{', compiled' if compiled else ''}, "
                 f"{'padded' if attention == 'padded' else 'packed'}, batch {batch}, {rate:g}, {epochs} epochs",
+                "card": card,
                 "seeds": str(len(same)),
                 "EM": mean(epoch["exact"] for epoch in best),
                 "F1": mean(epoch["f1"] for epoch in best),

@@ -79,6 +79,10 @@ def test_another_strategy_goes_on_with_the_same_batches(setting, before, after):
     name = f"{before} then {after}".replace(" ", "-")
     launch(before, setting, f"{name}-begun", "--dropout", "0", "--save-steps", "9")
     launch(after, setting, name, "--dropout", "0", "--resume", str(setting[0] / f"{name}-begun"))
+    ways = [(one["strategy"], one["world_size"]) for one in record(setting, name)["attempts"]]
+    runs = [record(setting, one) for one in (f"{name}-begun", name)]
+    assert ways == [(run["strategy"], run["world_size"]) for run in runs]
+    assert all(one["seconds"] <= run["seconds"]["total"] for one, run in zip(runs[1]["attempts"], runs, strict=True))
     ours, theirs = results(setting, name), results(setting, expected_name)
     for epoch, other in zip(ours[2], theirs[2], strict=True):
         assert epoch["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)

@@ -422,6 +422,98 @@ def test_each_experiment_has_its_own_baseline(tmp_path):
     ]
 
 
+def test_the_nearer_of_two_baselines_is_that_of_weak_scaling(tmp_path):
+    """Both differ in one thing; with the precision's named beside the other's ratio the lines would contradict."""
+    made = {"bf16": record("baseline", 1, batch=32, rate=900.0, **SLOW)}
+    made["fp32"] = record("baseline", 1, batch=8, precision="fp32", rate=300.0, **SLOW)
+    made["row"] = record("ddp", 4, batch=32, precision="fp32", rate=1000.0, **CURVE)
+    for allow in (False, True):
+        (experiment,), rows = compared(made, tmp_path / str(allow), allow_unlike=allow)
+        row = rows["ddp × 4, fp32, batch 32"]
+        assert row.strong.base is row.weak.base is rows["baseline × 1, fp32, batch 8"]
+        assert row.strong.speedup["training"][0] is None and row.weak.speedup["weak"][0] == pytest.approx(1000 / 300)
+        assert (
+            report.strong_table(experiment).rows[0][-1]
+            == "not compared: global batch 32 against 8: weak scaling, below"
+        )
+
+
+def test_a_run_that_was_begun_as_another_keeps_its_scores_alone(tmp_path):
+    made = {"base": record("baseline", 1, total=100.0, rate=900.0, **SLOW)}
+    made["taken"] = record("ddp", 2, total=20.0, rate=900.0, **CURVE)
+    begun = {"started": 1e9, "seconds": 50.0, "strategy": "baseline", "world_size": 1}
+    made["taken"]["attempts"] = [begun, begun | {"started": 2e9, "strategy": "ddp", "world_size": 2}]
+    (experiment,), rows = compared(made, tmp_path)
+    row = rows["ddp × 2"]
+    assert "taken was begun as baseline × 1, so that its scores alone count, and no times" in row.notes
+    assert {name for name, stat in row.stats.items() if stat} == {"f1", "exact"}
+    assert all(ratio is None for ratio, _, _ in row.strong.speedup.values()) and row.weak is None
+    assert report.strong_table(experiment).rows[0][-1] == "not compared: no times recorded"
+    figures.load_matplotlib()
+    assert figures.time_figure(experiment) and figures.speedup_figure(experiment) is None
+
+
+def test_the_energy_of_a_part_of_an_epoch_is_not_an_epochs(tmp_path):
+    made = record("baseline", 1, **CURVE)
+    for epoch, seconds in zip(made["epochs"], (130.0, 110.0, 5.0), strict=True):
+        epoch["hardware"]["0"]["seconds"] = seconds  # the last one was begun by an earlier start
+    _, rows = compared({"one": made}, tmp_path)
+    assert rows["baseline × 1"].median("energy_joules") == 2000.0 and rows["baseline × 1"].median("power_watts") == 500
+
+
+def test_throughput_leaves_the_first_epoch_out(tmp_path):
+    made = record("baseline", 1, rate=900.0, **CURVE)
+    made["epochs"][0]["windows_per_second"] = 100.0  # graphs were still made
+    _, rows = compared({"one": made}, tmp_path)
+    assert rows["baseline × 1"].median("windows_per_second") == 900
+
+
+def test_seeds_and_threads_that_differ_are_noted(tmp_path):
+    on_cpu = {"gpus": [], "ranks": [], "device": "Some CPU"}
+    made = {f"base{i}": record("baseline", 1, i, fields=on_cpu | {"threads": 4}, **SLOW) for i in range(2)}
+    made |= {f"ddp{i}": record("ddp", 2, 7, fields=on_cpu | {"threads": 1, "started": i}, **CURVE) for i in range(2)}
+    made["base2"] = record("baseline", 1, 2, fields=on_cpu | {"threads": 8}, **SLOW)
+    _, rows = compared(made, tmp_path)
+    assert "repeats with 4, 8 threads a rank" in rows["baseline × 1"].notes
+    assert {
+        "2 runs with seed 7, so their spread is not that of as many seeds",
+        "threads a rank, other than its baseline's: 1 against 4, 8",
+        "other seeds than its baseline: 7 against 0, 1, 2",
+    } <= set(rows["ddp × 2"].notes)
+
+
+def test_of_copies_the_one_that_got_furthest_stays(tmp_path):
+    done = record("baseline", 1, **CURVE)
+    begun = done | {"status": "running", "epochs": done["epochs"][:1]}
+    runs, left_out = report.load([save(tmp_path, {"a-copy": begun, "run": done})])
+    assert [run.name for run in runs] == ["run"]
+    assert left_out == [f"{tmp_path}/a-copy/run.json: a copy of {tmp_path}/run/run.json"]
+
+
+def test_a_doubt_about_the_code_is_of_the_runs_that_count(tmp_path):
+    for dirty in (True, False):
+        made = {"failed": record("baseline", 1, 0, **CURVE), "good": record("baseline", 1, 1, **CURVE)}
+        made["failed"] |= {"status": "failed", "git_dirty": not dirty}
+        made["good"]["git_dirty"] = dirty
+        _, rows = compared(made, tmp_path / str(dirty))
+        assert any("uncertain code version" in note for note in rows["baseline × 1"].notes) == dirty
+
+
+def test_as_many_gpus_on_one_node_and_on_two_are_two_lines(tmp_path):
+    made = {"base": record("baseline", 1, **SLOW), "one": record("ddp", 4, **CURVE)}
+    made |= {f"two{n}": record("ddp", n, fields={"nodes": 2}, **CURVE) for n in (4, 8)}
+    _, rows = compared(made, tmp_path / "both")
+    assert {label: row.series for label, row in rows.items()} == {
+        "baseline × 1": "baseline",
+        "ddp × 4": "ddp",
+        "ddp × 4 on 2 nodes": "ddp, 2 nodes",
+        "ddp × 8 on 2 nodes": "ddp, 2 nodes",
+    }
+    del made["two4"]
+    _, rows = compared(made, tmp_path / "one")
+    assert rows["ddp × 8 on 2 nodes"].series == "ddp"
+
+
 def test_what_else_a_reader_must_know_is_noted(twenty):
     experiments, rows = twenty
     assert rows[f"fsdp-zero2 × 4, {BF16}"].notes == [
