@@ -275,8 +275,10 @@ def flops_per_token(model, lengths):
     lengths: int [W], tokens in each window.
     """
     config = model.network.config
+    layers = config.num_hidden_layers
+    uses = layers / getattr(config, "num_hidden_groups", layers)  # of each weight: ALBERT's layers share theirs
     mean_length = float((lengths.astype(float) ** 2).sum() / lengths.sum())  # of the window that a token stands in
-    return 6 * count_parameters(model)[1] + 12 * config.num_hidden_layers * config.hidden_size * mean_length
+    return 6 * uses * count_parameters(model)[1] + 12 * layers * config.hidden_size * mean_length
 
 
 def parameter_groups(model, weight_decay):

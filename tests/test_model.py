@@ -13,7 +13,7 @@ from common import squad
 from common.batches import capacity, pack, pack_share
 from common.errors import UserError
 from common.features import build
-from common.model import compute_in, encoder_layers, packs, span_loss, window_losses
+from common.model import compute_in, encoder_layers, flops_per_token, packs, span_loss, window_losses
 
 REAL_WINDOWS = [0, 3, 17, 40, 41, 95, 200, 333]
 
@@ -220,3 +220,12 @@ def test_fused_layers_in_fp32_and_tf32(real_features, heads, products, error):
         torch.set_float32_matmul_precision("highest")
         gradients.append(torch.cat([p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None]))
     assert (gradients[1] - gradients[0]).norm() <= error * gradients[0].norm()
+
+
+@pytest.mark.parametrize("model_type", ["bert", "albert"])
+def test_arithmetic_grows_with_the_layers(features, model_type):
+    """ALBERT's too, whose layers are one and the same."""
+    counts = []
+    for layers in (1, 2, 3):
+        counts.append(flops_per_token(load_small(model_type, num_hidden_layers=layers), features.lengths))
+    assert counts[1] - counts[0] == pytest.approx(counts[2] - counts[1]) and counts[1] > 1.8 * counts[0]
