@@ -140,6 +140,7 @@ class Saver:
         if self.rank == 0:
             state = json.dumps(state | {"experiment": self.experiment})  # now: the thread would see later values
             work = (self.folder, json.loads(state), weights, moments, self.log)
+            self.whole = False
             if self.in_background:
                 self.thread = threading.Thread(target=self.write, args=work)
                 self.thread.start()
@@ -162,7 +163,8 @@ class Saver:
         if self.gather(self.whole)[0]:  # rank 0 knows
             return Preempted(f"stopped as asked, at step {step}; to go on: --resume, with --run-name {name}")
         text = f"stopped as asked, but step {step} is not saved, as the warning says"
-        return Preempted(f"{text}; --resume, with --run-name {name}, goes on from the checkpoint before it", status=1)
+        before = "goes on from the checkpoint before it, if there is one"
+        return Preempted(f"{text}; --resume, with --run-name {name}, {before}", status=1)
 
     def __enter__(self):
         return self

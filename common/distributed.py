@@ -80,7 +80,7 @@ def sum_as(dtype):
         buffer, words = bucket.buffer(), model.words
         table = None if words is None else model.network.get_input_embeddings().weight
         held = [grad for grad, weight in zip(bucket.gradients(), bucket.parameters(), strict=True) if weight is table]
-        if not held or len(words) >= len(table):  # so few rows are sent whole, and all ids of `words` are below it
+        if not held or len(words) >= len(table):  # a small table goes whole; else all of words are its rows
             return summed(buffer, lambda total: total if total.dtype == buffer.dtype else buffer.copy_(total))
 
         (gradient,) = held

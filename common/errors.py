@@ -18,7 +18,7 @@ class UserError(Exception):
 class Preempted(BaseException):
     """The run was asked to end and has tried to save; no `except Exception` on the way may take it.
 
-    status: that the process ends with; 0 if all ranks end together.
+    status: that the process ends with; 0 if all ranks end together and have saved.
     """
 
     def __init__(self, text, status=0):

@@ -80,7 +80,7 @@ class Watchdog:
         now = time.monotonic()
         if self.seconds and now - self.last > min(1.0, self.seconds / 10):
             self.last = now
-            # For a process that holds the interpreter's lock, where `announce` cannot run: this thread is not Python's.
+            # For a process that holds the interpreter's lock: `announce` cannot run then, faulthandler's thread can.
             faulthandler.dump_traceback_later(self.seconds + GRACE / 2)
 
     def announce(self):

@@ -53,6 +53,19 @@ def read_record(folder):
     return record if isinstance(record, dict) else {}
 
 
+def way(record):
+    """How a run is spread over ranks: an attempt says so of itself, since the next one may be spread in another way."""
+    arguments = record.get("arguments")
+    found = {name: record[name] for name in ("strategy", "world_size") if name in record}
+    return found | {"zero1": bool(isinstance(arguments, dict) and arguments.get("zero1"))}
+
+
+def attempts(record):
+    """The attempts of a record that was read; those of before they said so are given the way of the whole."""
+    found = record.get("attempts")
+    return [way(record) | one for one in (found if isinstance(found, list) else []) if isinstance(one, dict)]
+
+
 def read_lock(path):
     """What a lock says of its holder, for a message."""
     try:
@@ -224,7 +237,7 @@ class RunFolder:
         """Add fields to the record, those of them that an attempt has to it as well, and write it."""
         self.record.update(fields)
         attempt = self.record["attempts"][-1]
-        attempt |= {name: fields[name] for name in ("strategy", "world_size") if name in fields}
+        attempt |= way(self.record)
         if "hosts" in fields:
             attempt["hosts"] = sorted(set(fields["hosts"]))
         self.save()
@@ -248,8 +261,8 @@ class RunFolder:
         self.record["attempts"] = [{"hosts": [socket.gethostname()], "started": self.started, "steps": 0}]
         if self.resume and (self.path / "run.json").exists():
             earlier = read_record(self.path)
-            if isinstance(earlier.get("attempts"), list):
-                self.record["attempts"] = [*earlier["attempts"], *self.record["attempts"]]
+            if "attempts" in earlier:
+                self.record["attempts"] = [*attempts(earlier), *self.record["attempts"]]
                 self.record["started"] = earlier.get("started", self.started)
         self.save()
 
@@ -273,12 +286,14 @@ class RunFolder:
         if self.write and source and Path(source).resolve() != self.path.resolve():
             try:
                 for name in RESULTS:
-                    if (Path(source) / name).is_dir():
-                        shutil.copytree(Path(source) / name, self.path / name, dirs_exist_ok=True)
-                    elif (Path(source) / name).exists():
-                        shutil.copy2(Path(source) / name, self.path / name)
-                earlier = read_record(source).get("attempts")
-                self.record["attempts"] = [*(earlier if isinstance(earlier, list) else []), *self.record["attempts"]]
+                    moved = next(Path(source).glob(f"{name}.*.old"), None)  # as above
+                    file = Path(source) / name
+                    if file.is_dir() or (moved and not file.exists()):
+                        shutil.copytree(file if file.is_dir() else moved, self.path / name, dirs_exist_ok=True)
+                    elif file.exists():
+                        shutil.copy2(file, self.path / name)
+                own = self.record["attempts"]  # with the source's, if an earlier start got no further than this
+                self.record["attempts"] = [*(one for one in attempts(read_record(source)) if one not in own), *own]
             except OSError as error:
                 reason = error.strerror or error
                 raise UserError(f"{self.path}: cannot take over what {source} holds: {reason}") from None

@@ -24,6 +24,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # --precision: the type 
 
 # Dense matrix peak in half precision, FLOP/s, by words of the name that CUDA gives the card (vendor's data sheets).
 PEAK_FLOPS = {
+    "GH200": 989e12,
     "H200 NVL": 835e12,
     "H200": 989e12,
     "H100 NVL": 835e12,
@@ -292,7 +293,7 @@ class Progress:
         elif self.show and time.monotonic() - self.last >= self.every:
             self.last = time.monotonic()
             elapsed = self.last - self.started
-            share = min(self.done / self.total, 1)  # in an evaluation rank 0's, times the ranks
+            share = min(self.done / self.total, 1)  # of an evaluation rank 0 alone counts, for all ranks
             left = elapsed * (1 / max(share, 1e-9) - 1)
             print(f"{self.what} {share:4.0%} {elapsed:5.0f} s, {left:.0f} s left {self.note}", flush=True)
 

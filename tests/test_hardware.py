@@ -123,6 +123,7 @@ def test_the_peak_of_a_card(monkeypatch):
     for name, half in {
         "NVIDIA H100 80GB HBM3": 989e12,
         "NVIDIA H200 NVL": 835e12,
+        "NVIDIA GH200 480GB": 989e12,
         "NVIDIA A100-SXM4-40GB": 312e12,
         "NVIDIA A100-SXM4-40GB MIG 3g.20gb": None,
         "NVIDIA RTX A3000 Laptop GPU": None,

@@ -453,10 +453,21 @@ def test_a_run_that_was_begun_as_another_keeps_its_scores_alone(tmp_path):
     assert figures.time_figure(experiment) and figures.speedup_figure(experiment) is None
 
 
+@pytest.mark.parametrize("begun, going_on", [(False, True), (True, False)])
+def test_sharing_the_optimizers_state_is_another_strategy(tmp_path, begun, going_on):
+    made = record("ddp", 2, total=20.0, rate=900.0, **CURVE)
+    made["arguments"]["zero1"] = going_on
+    made["attempts"] = [{"strategy": "ddp", "world_size": 2, "zero1": one} for one in (begun, going_on)]
+    _, rows = compared({"one": made}, tmp_path)
+    (row,) = rows.values()
+    assert row.label == f"ddp{'-zero1' * going_on} × 2" and row.median("windows_per_second") is None
+    assert f"one was begun as ddp{'-zero1' * begun} × 2, so that" in row.notes[0]
+
+
 def test_the_energy_of_a_part_of_an_epoch_is_not_an_epochs(tmp_path):
     made = record("baseline", 1, **CURVE)
-    for epoch, seconds in zip(made["epochs"], (130.0, 110.0, 5.0), strict=True):
-        epoch["hardware"]["0"]["seconds"] = seconds  # the last one was begun by an earlier start
+    for epoch, seconds in zip(made["epochs"], (60.0, 35.0, 27.0), strict=True):
+        epoch["hardware"]["0"]["seconds"] = seconds  # the last one, of 35 s, was begun by an earlier start
     _, rows = compared({"one": made}, tmp_path)
     assert rows["baseline × 1"].median("energy_joules") == 2000.0 and rows["baseline × 1"].median("power_watts") == 500
 
@@ -473,7 +484,9 @@ def test_seeds_and_threads_that_differ_are_noted(tmp_path):
     made = {f"base{i}": record("baseline", 1, i, fields=on_cpu | {"threads": 4}, **SLOW) for i in range(2)}
     made |= {f"ddp{i}": record("ddp", 2, 7, fields=on_cpu | {"threads": 1, "started": i}, **CURVE) for i in range(2)}
     made["base2"] = record("baseline", 1, 2, fields=on_cpu | {"threads": 8}, **SLOW)
+    made |= {f"three{i}": record("ddp", 3, i, fields=on_cpu | {"threads": 8 - 4 * i}, **CURVE) for i in range(2)}
     _, rows = compared(made, tmp_path)
+    assert not any("threads a rank, other" in note for note in rows["ddp × 3"].notes)  # in another order
     assert "repeats with 4, 8 threads a rank" in rows["baseline × 1"].notes
     assert {
         "2 runs with seed 7, so their spread is not that of as many seeds",
@@ -536,7 +549,8 @@ def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     made["ddp4-0"]["versions"]["torch"] = "2.11.0"
     _, rows = compared(made, tmp_path)
     assert rows["baseline × 1"].notes == [
-        "base-1 took 2 attempts; its whole run is their sum; the epoch that it went on in warmed up twice",
+        "base-1 took 2 attempts; its whole run is their sum; each warmed up, so an epoch after the first may hold a "
+        "warm-up",
         "mixed code versions: abcdef0; 1234567 with uncommitted changes",
     ]
     assert rows["baseline × 1"].stats["run_seconds"].high == 600

@@ -210,12 +210,8 @@ def build_run(record, path):
         "run_seconds": total,
         "peak_memory_bytes": max(memory, default=None) if isinstance(memory, list) else memory,
     }
-    own = (get("strategy", "text"), ranks)
-    ways = [
-        (take(a, path, "strategy", "text", own[0]), take(a, path, "world_size", "a whole number", ranks))
-        for a in attempts
-    ]
-    begun_as = ", ".join(dict.fromkeys(f"{name} × {count}" for name, count in ways if (name, count) != own))
+    ways = dict.fromkeys(attempt_way(one, path, (strategy, ranks)) for one in attempts)
+    begun_as = ", ".join(f"{name} × {count}" for name, count in ways if (name, count) != (strategy, ranks))
     if begun_as:
         measures = {name: value if name in SCORES else None for name, value in measures.items()}
     if not epochs:  # benchmarks time steps without an epoch around them
@@ -256,6 +252,14 @@ def build_run(record, path):
     )
 
 
+def attempt_way(attempt, path, own):
+    """(strategy, ranks) of an attempt; own: those of its record, for attempts of before they said so."""
+    strategy = take(attempt, path, "strategy", "text", own[0])
+    if take(attempt, path, "zero1", "true or false", False):
+        strategy = f"{strategy.removesuffix('-zero1')}-zero1"
+    return strategy, take(attempt, path, "world_size", "a whole number", own[1])
+
+
 def model_facet(get):
     """(identity, shown) of the model that training started from."""
     name, parameters = get("model.name", "text"), get("model.parameters", "a whole number")
@@ -284,7 +288,7 @@ def build_epoch(record, path):
     sampled = min((take(card, path, "seconds", "a number", math.inf) for card in cards), default=math.inf)
     for name in ("utilisation", "power_watts", "energy_joules", "energy_counter_joules"):
         values = [take(card, path, name, "a number", None) for card in cards]
-        if "energy" in name and sampled < 0.8 * epoch["train_seconds"]:  # of an epoch that another start had begun
+        if "energy" in name and sampled < 0.8 * epoch_seconds(epoch):  # of an epoch that another start had begun
             values = []
         epoch[name] = sum(values) if values and None not in values else None  # over the cards
     epoch["cards"] = len(cards)
@@ -313,6 +317,11 @@ def measure(epochs):
     """
     later = epochs[1:] or epochs
     kept = ([epoch for epoch in epochs if epoch["best"]] or epochs or [{}])[-1]
+
+    def rate(name):  # an epoch of a few steps may have none
+        found = median([epoch[name] for epoch in later])
+        return median([epoch[name] for epoch in epochs]) if found is None else found
+
     energy = [epoch["energy_counter_joules"] or epoch["energy_joules"] for epoch in later]
     per_card = {
         name: median([epoch[name] / epoch["cards"] for epoch in later if epoch[name] is not None])
@@ -320,8 +329,7 @@ def measure(epochs):
     }
     return {
         **{name: kept.get(name) for name in SCORES},
-        "windows_per_second": median([epoch["windows_per_second"] for epoch in later]),
-        "share_of_peak": median([epoch["share_of_peak"] for epoch in later]),
+        **{name: rate(name) for name in ("windows_per_second", "share_of_peak")},
         "training_seconds": median([epoch["train_seconds"] for epoch in later]),
         "evaluation_seconds": median([epoch["evaluation_seconds"] for epoch in later]),
         "epoch_seconds": median([epoch_seconds(epoch) for epoch in later]),
@@ -449,11 +457,9 @@ def find_crowded(runs):
     """Paths of the runs that had another beside them: at the same time, on a host of the same name."""
     crowded = set()
     for one, other in itertools.combinations([run for run in runs if run.spans], 2):
-        if {*one.hosts} & {*other.hosts} and any(
-            a < d and c < b and (a, b) != (c, d)
-            for a, b in one.spans
-            for c, d in other.spans  # not what one took over
-        ):
+        # Equal times are of one attempt, which the other run has taken over.
+        crosses = any(a < d and c < b and (a, b) != (c, d) for a, b in one.spans for c, d in other.spans)
+        if crosses and {*one.hosts} & {*other.hosts}:
             crowded |= {one.path, other.path}
     return crowded
 
@@ -531,7 +537,7 @@ def notes(row, most):
         elif run.attempts > 1:
             timed = run.measures["run_seconds"] is not None
             whole = "its whole run is their sum" if timed else "one was killed, so the whole run's time is not known"
-            whole += "; the epoch that it went on in warmed up twice"
+            whole += "; each warmed up, so an epoch after the first may hold a warm-up"
             found.append(f"{run.name} took {run.attempts} attempts; {whole}")
     if 0 < len(row.finished) < most:
         found.append(f"repeats missing: {len(row.finished)} where another row has {most}")
@@ -685,8 +691,10 @@ def compare(experiments, bases, allow_unlike=False):
 
 
 def distance(row, base, differences):
-    """What makes a baseline nearer than another: what forbids a speed-up, of two such things one that leaves weak
-    scaling, then the strategy, then other arguments.
+    """What makes a baseline nearer than another, in this order.
+
+    Few differences that forbid a speed-up; if it is one alone, that it leaves weak scaling; the strategy; few other
+    arguments that differ.
     """
     weak = set(differences) == {"global batch"} and is_weak(row, base)
     return len(differences), not weak, row.lead.strategy != base.lead.strategy, len(recipe(row, base))
@@ -723,7 +731,7 @@ def versus(row, base):
     for name in ("code", "torch"):
         if set(row.all(name)) != set(base.all(name)):
             found.append(f"other {name} than its baseline: {against(row.all(name), base.all(name))}")
-    if row.all("threads") != base.all("threads"):
+    if set(row.all("threads")) != set(base.all("threads")):
         found.append(f"threads a rank, other than its baseline's: {against(row.all('threads'), base.all('threads'))}")
     seeds = [{run.seed for run in one.finished if run.seed is not None} for one in (row, base)]
     if seeds[0] - seeds[1] and seeds[1] - seeds[0]:  # fewer alone are told as missing or repeated
