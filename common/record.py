@@ -66,6 +66,12 @@ def attempts(record):
     return [way(record) | one for one in (found if isinstance(found, list) else []) if isinstance(one, dict)]
 
 
+def result(folder, name):
+    """The path of one of a run's RESULTS; a start killed between save_model's two renames left its model beside it."""
+    path = Path(folder) / name
+    return path if path.exists() else next(path.parent.glob(f"{name}.*.old"), path)
+
+
 def read_lock(path):
     """What a lock says of its holder, for a message."""
     try:
@@ -278,18 +284,17 @@ class RunFolder:
         self.record["epochs"] = saved.get("epochs", [])
         source = saved.get("folder")
         if self.write:
-            for old in self.path.glob("model*.old"):  # of a start that was killed, perhaps before the new one came
+            for name in ("model", "model-last"):
                 with contextlib.suppress(OSError):
-                    old.rename(self.path / old.name.split(".")[0])
+                    result(self.path, name).rename(self.path / name)
             for left in [*self.path.glob("model*.new"), *self.path.glob("model*.old"), *self.path.glob(".*.tmp")]:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+                shutil.rmtree(left) if left.is_dir() else left.unlink()  # of a start that was killed
         if self.write and source and Path(source).resolve() != self.path.resolve():
             try:
                 for name in RESULTS:
-                    moved = next(Path(source).glob(f"{name}.*.old"), None)  # as above
-                    file = Path(source) / name
-                    if file.is_dir() or (moved and not file.exists()):
-                        shutil.copytree(file if file.is_dir() else moved, self.path / name, dirs_exist_ok=True)
+                    file = result(source, name)
+                    if file.is_dir():
+                        shutil.copytree(file, self.path / name, dirs_exist_ok=True)
                     elif file.exists():
                         shutil.copy2(file, self.path / name)
                 own = self.record["attempts"]  # with the source's, if an earlier start got no further than this

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import statistics
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -254,9 +255,11 @@ def build_run(record, path):
 
 def attempt_way(attempt, path, own):
     """(strategy, ranks) of an attempt; own: those of its record, for attempts of before they said so."""
-    strategy = take(attempt, path, "strategy", "text", own[0])
+    strategy = take(attempt, path, "strategy", "text", None)
+    if strategy is None:
+        return own
     if take(attempt, path, "zero1", "true or false", False):
-        strategy = f"{strategy.removesuffix('-zero1')}-zero1"
+        strategy += "-zero1"
     return strategy, take(attempt, path, "world_size", "a whole number", own[1])
 
 
@@ -398,7 +401,8 @@ class Row:
 
     @property
     def lead(self):
-        return self.runs[0]
+        """The first run that counts."""
+        return (self.finished or self.runs)[0]
 
     def all(self, name):
         """All values of an attribute over the finished runs, or all if there are none, each once."""
@@ -497,10 +501,9 @@ def build_experiment(rows, target):
         row.weak_series = row.series.replace(f"batch {run.batch}", f"batch {run.batch / run.ranks:g} per rank")
         nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
         row.label = ", ".join([f"{run.strategy} × {run.ranks}{nodes}", *extra])
-    crossing = set()
-    for row in rows:  # as many ranks on one node and on several are two lines of a figure
-        if len({one.lead.nodes for one in rows if (one.series, one.lead.ranks) == (row.series, row.lead.ranks)}) > 1:
-            crossing.add(row.series)
+    # As many ranks on one node and on several are two lines of a figure.
+    places = Counter((series, ranks) for series, ranks, _ in {(r.series, r.lead.ranks, r.lead.nodes) for r in rows})
+    crossing = {series for (series, _), count in places.items() if count > 1}
     for row in rows:
         if row.series in crossing and row.lead.nodes > 1:
             more = f", {row.lead.nodes} nodes"
@@ -545,8 +548,8 @@ def notes(row, most):
         found.append("one run alone, so no spread")
     if len(row.all("code")) > 1:
         found.append(f"mixed code versions: {'; '.join(row.all('code'))}")
-    elif row.all("code")[0] == "unknown" or " " in row.all("code")[0]:
-        found.append(f"uncertain code version: {row.all('code')[0]}")
+    elif row.lead.code == "unknown" or " " in row.lead.code:
+        found.append(f"uncertain code version: {row.lead.code}")
     if len(row.all("torch")) > 1:
         found.append(f"mixed torch versions: {', '.join(row.all('torch'))}")
     if len(row.all("threads")) > 1:
@@ -557,9 +560,9 @@ def notes(row, most):
         found.append(f"{len(seeds)} runs with seed {told}, so their spread is not that of as many seeds")
     if any(row.all("shared")):
         found.append("shared node: other jobs may have used it at the same time")
-    if len(row.all("cluster")) > 1 or (row.all("cluster")[0] is None and len(row.all("hosts")) > 1):
+    if len(row.all("cluster")) > 1 or (row.lead.cluster is None and len(row.all("hosts")) > 1):
         found.append(f"repeats on several machines: {', '.join(sorted(set().union(*row.all('hosts'))))}")
-    elif row.all("cluster")[0] is None and len(row.machines) > 1:
+    elif row.lead.cluster is None and len(row.machines) > 1:
         found.append(f"repeats on cards that no run joins, so perhaps on several machines: {name_cards(row.machines)}")
     counts = sorted({len(run.epochs) for run in row.finished})
     if row.lead.epochs_wanted and counts and counts != [row.lead.epochs_wanted]:
@@ -618,7 +621,7 @@ def other_machine(row, base):
     """Why the two did not run on the same machine or cluster; "" if they did, as far as records can tell."""
     if set(row.all("cluster")) != set(base.all("cluster")):
         return against(row.all("cluster"), base.all("cluster"))
-    if row.all("cluster")[0] is None:  # on a cluster, jobs run on whichever nodes are free
+    if row.lead.cluster is None:  # on a cluster, jobs run on whichever nodes are free
         hosts = [sorted(set().union(*one.all("hosts"))) for one in (row, base)]
         if not all(set(own) & set(other) for own in row.all("hosts") for other in base.all("hosts")):
             return against(*hosts)
@@ -736,7 +739,7 @@ def versus(row, base):
     seeds = [{run.seed for run in one.finished if run.seed is not None} for one in (row, base)]
     if seeds[0] - seeds[1] and seeds[1] - seeds[0]:  # fewer alone are told as missing or repeated
         found.append(f"other seeds than its baseline: {against(*map(sorted, seeds))}")
-    if row.all("cluster")[0] is None and row.machines & base.machines and row.machines ^ base.machines:
+    if row.lead.cluster is None and row.machines & base.machines and row.machines ^ base.machines:
         cards = f"{name_cards(row.machines)} against {name_cards(base.machines)}"
         found.append(f"perhaps not all on the machine of its baseline, with cards that no run joins: {cards}")
     return found
