@@ -12,23 +12,33 @@ import time
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from common import checkpoint, distributed, errors, interrupts, runtime
-from common.args import banner, build_parser, resolve
-from common.batches import largest_batch, pack_steps, plan_epoch, prefetch
-from common.evaluation import (
-    Selection,
-    empty_score,
-    evaluate,
-    evaluate_only,
-    first_threshold,
-    tune_threshold,
-    write_results,
-)
-from common.features import load_tokenizer, prepare, trainable_windows, vocabulary_size
-from common.graphs import StepGraphs
-from common.model import compile_layers, compute_in, encoder_layers, load_model, parameter_groups, save_model, span_loss
-from common.record import RunFolder, describe, model_settings
-from common.squad import question_sets
+from common import errors
+from common.args import build_parser, seed
+from common.data.cache import prepare
+from common.data.packing import pack_steps, prefetch
+from common.data.plan import largest_batch, plan_epoch
+from common.data.splits import question_sets
+from common.data.tokenizer import load_tokenizer, vocabulary_size
+from common.data.windows import trainable_windows
+from common.model.loading import load_model, save_model
+from common.model.precision import HALF, compile_layers, compute_in
+from common.model.span import encoder_layers, parameter_groups, span_loss
+from common.run.checkpoint import Saver
+from common.run.devices import choose_device, memory_for, place, topology
+from common.run.distributed import all_sum, finish, gather, part_of, read_ranks, sharding_mesh, start
+from common.run.environment import describe, model_settings
+from common.run.graphs import StepGraphs
+from common.run.interrupts import StopRequest
+from common.run.monitor import Monitor
+from common.run.progress import linear_schedule, printer
+from common.run.record import RunFolder
+from common.run.results import evaluate_only, write_results
+from common.run.resume import resume
+from common.run.seeds import quiet_warnings, seed_dropout, seed_everything
+from common.run.settings import banner, resolve, resolve_hardware
+from common.run.state import whole_state
+from common.scoring.evaluation import empty_score, evaluate
+from common.scoring.selection import Selection, first_threshold, tune_threshold
 
 
 def train_step(model, optimizer, scaler, max_grad_norm, device, world_size, micro_batches, windows):
@@ -64,7 +74,7 @@ def train_one_epoch(run_step, scheduler, plan, step, features, args, device, ran
         features, plan, rank, world_size, args.accumulation, args.max_tokens_per_device, fixed_shapes=args.cuda_graphs
     )
     for windows, micro_batches in zip(plan, prefetch(shares, device), strict=True):
-        runtime.seed_dropout(args.seed, step, rank)
+        seed_dropout(seed, step, rank)
         loss, norm = run_step(micro_batches, len(windows))  # train_step, or its graph
         rate = scheduler.get_last_lr()[0]
         scheduler.step()
@@ -80,13 +90,13 @@ def main():
     parser.add_argument("--shard", choices=["zero2", "zero3", "hsdp"], default="zero2", help="how much is sharded")
     parser.add_argument("--reduce", choices=["fp32", "bf16"], default="fp32", help="type in which gradients travel")
     args = resolve(parser)
-    rank, local_rank, world_size = distributed.read_ranks()
-    gather, all_sum = distributed.gather, distributed.all_sum  # over all ranks
-    device = runtime.choose_device(args.device, local_rank)
-    runtime.quiet_warnings()
-    runtime.resolve_hardware(args, device)
-    runtime.seed_everything(args.seed, args.deterministic)
-    log = runtime.printer(rank)
+    rank, local_rank, world_size = read_ranks()
+    gather, all_sum = gather, all_sum  # over all ranks
+    device = choose_device(args.device, local_rank)
+    quiet_warnings()
+    resolve_hardware(args, device)
+    seed_everything(seed, args.deterministic)
+    log = printer(rank)
     log(banner(args))
 
     # Data: windows of tokens, from the cache if it holds them.
@@ -100,9 +110,9 @@ def main():
     seconds = {"prepare_data": time.perf_counter() - clock}
 
     # Not before: its time limit must not end the wait for the rank that prepares data.
-    distributed.start(device, args.hang_minutes)
-    places = gather(runtime.place(rank, local_rank, device))
-    log(runtime.topology(places))
+    start(device, args.hang_minutes)
+    places = gather(place(rank, local_rank, device))
+    log(topology(places))
 
     # Model, optimizer, schedule.
     clock = time.perf_counter()
@@ -115,14 +125,14 @@ def main():
         needs_head=bool(args.evaluate_only),
         log=log,
     ).to(device)
-    compute_in(model, runtime.HALF.get(args.precision))
+    compute_in(model, HALF.get(args.precision))
     args.cuda_graphs &= model.attention != "padded"  # a network of others' code may wait for the device
     if args.compile:
         compile_layers(model)
     if args.checkpoint_activations:
         model.network.gradient_checkpointing_enable({"use_reentrant": False})
-    mesh = distributed.sharding_mesh(args.shard, device)
-    weights, gradients = runtime.HALF.get(args.precision), runtime.HALF.get(args.reduce, torch.float32)
+    mesh = sharding_mesh(args.shard, device)
+    weights, gradients = HALF.get(args.precision), HALF.get(args.reduce, torch.float32)
     policy = MixedPrecisionPolicy(weights, gradients, cast_forward_inputs=False)
     for unit in (*encoder_layers(model), model):  # the weights of one unit are gathered at a time
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=args.shard != "zero2")
@@ -138,17 +148,17 @@ def main():
     # largest step's, in whose memory the others find room.
     model.train()
     split = world_size, args.accumulation, args.max_tokens_per_device
-    largest = largest_batch(features["train"], plan_epoch(trainable, args.batch_size, args.seed, epoch=1), *split)
+    largest = largest_batch(features["train"], plan_epoch(trainable, args.batch_size, seed, epoch=1), *split)
     shares = next(pack_steps(features["train"], [largest], rank, *split, fixed_shapes=args.cuda_graphs))
-    with runtime.memory_for(shares):
+    with memory_for(shares):
         for batch in 2 * [share.to(device) for share in shares]:
             optimizer.zero_grad()
             (0 * span_loss(*model(batch), batch)).backward()
     optimizer.zero_grad()
     # All ranks take part; {} in a new run.
-    saved = checkpoint.resume(args, model, optimizer, sets, rank, gather, log, distributed.part_of)
+    saved = resume(args, model, optimizer, sets, rank, gather, log, part_of)
     step = saved.get("step", 0)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(total_steps, args.warmup, step))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, linear_schedule(total_steps, args.warmup, step))
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     scaler.load_state_dict(saved.get("scaler", {}) or scaler.state_dict())
     step_function = functools.partial(train_step, model, optimizer, scaler, args.max_grad_norm, device, world_size)
@@ -174,12 +184,12 @@ def main():
 
     with (
         RunFolder(args.runs_dir, args.run_name, write=rank == 0, resume=args.resume is not None) as folder,
-        interrupts.StopRequest(folder.path / "stop" if rank == 0 else None) as request,
-        checkpoint.Saver(args, sets, folder, rank, gather, log) as saver,
+        StopRequest(folder.path / "stop" if rank == 0 else None) as request,
+        Saver(args, sets, folder, rank, gather, log) as saver,
     ):
         folder.go_on(saved)
         folder.update(describe(args, f"fsdp-{args.shard}", model, sets, features, world_size, places, seconds))
-        monitor = runtime.Monitor(
+        monitor = Monitor(
             args, features["train"], total_steps, device, folder, places, rank, all_sum, gather, saved, request
         )
         selection = Selection(args.select, args.patience, **saved.get("selection", {}))
@@ -188,7 +198,7 @@ def main():
             log(f"untrained model: dev {score_set('dev')}")
 
         for epoch in range(saved.get("epoch", 1), args.epochs + 1):
-            plan = plan_epoch(trainable, args.batch_size, args.seed, epoch)
+            plan = plan_epoch(trainable, args.batch_size, seed, epoch)
             plan = plan[step - (epoch - 1) * len(plan) :]  # a resumed run has done a part of it
             monitor.begin_epoch(epoch, plan)
             step = train_one_epoch(
@@ -208,7 +218,7 @@ def main():
                 training |= {"train_f1": seen["f1"], "train_exact": seen["exact"]}
             best = selection.update(epoch, result.figures)
             clock = time.perf_counter()
-            state = checkpoint.whole_state(model, keep=rank == 0)  # all ranks take part
+            state = whole_state(model, keep=rank == 0)  # all ranks take part
             if rank == 0:
                 save_model(model, state, tokenizer, folder.model_path(best), model_settings(args, features, threshold))
                 if best:
@@ -223,4 +233,4 @@ def main():
 
 
 if __name__ == "__main__":
-    errors.run(main, distributed.finish)
+    errors.run(main, finish)

@@ -32,12 +32,13 @@ import torch
 from benchmarks.peers.harness import Way
 from benchmarks.workload import add_workload, build_network, load_windows
 from common import errors
-from common.args import Parser, above_zero, positive, whole
-from common.errors import UserError
-from common.features import trainable_windows
-from common.model import count_parameters
-from common.record import SCHEMA, environment, write_json
-from common.runtime import cpu_count
+from common.args import above_zero, positive, whole
+from common.data.windows import trainable_windows
+from common.errors import Parser, UserError
+from common.model.span import count_parameters
+from common.run.devices import cpu_count
+from common.run.environment import environment
+from common.run.record import SCHEMA, write_json
 
 LIMIT = 240  # seconds until a turn is given up
 LEAD = 3  # steps before the clock of each turn starts

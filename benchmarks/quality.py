@@ -16,14 +16,22 @@ import torch
 import transformers
 
 from benchmarks.peers.harness import PaddedWindows
-from common import errors, runtime
-from common.args import build_parser, resolve
+from common import errors
+from common.args import build_parser, seed
+from common.data.cache import prepare
+from common.data.splits import question_sets
+from common.data.tokenizer import load_tokenizer
 from common.errors import UserError
-from common.evaluation import Selection, evaluate, first_threshold, write_results
-from common.features import load_tokenizer, prepare
-from common.model import compute_in, load_model
-from common.record import RunFolder, describe
-from common.squad import question_sets
+from common.model.loading import load_model
+from common.model.precision import HALF, compute_in
+from common.run.devices import choose_device, peak_memory, place, synchronize
+from common.run.environment import describe
+from common.run.record import RunFolder
+from common.run.results import write_results
+from common.run.seeds import quiet_warnings, seed_everything
+from common.run.settings import resolve, resolve_hardware
+from common.scoring.evaluation import evaluate
+from common.scoring.selection import Selection, first_threshold
 
 RECIPE = {"batch_size": 32, "learning_rate": 5e-5, "warmup": 0.0, "weight_decay": 0.0}
 KEPT = (  # the options of baseline.py that mean the same here
@@ -41,7 +49,7 @@ class Epochs(transformers.TrainerCallback):
         self.device, self.score = device, score
 
     def now(self):
-        runtime.synchronize(self.device)
+        synchronize(self.device)
         return time.perf_counter()
 
     def on_epoch_begin(self, *_, **__):
@@ -65,10 +73,10 @@ def main():
             raise UserError(f"{action.option_strings[0]}: not an option here; the Trainer keeps its own way")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
     os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]  # a Trainer spreads over all the GPUs it sees
-    device = runtime.choose_device(args.device)
-    runtime.quiet_warnings()
-    runtime.resolve_hardware(args, device)
-    runtime.seed_everything(args.seed)
+    device = choose_device(args.device)
+    quiet_warnings()
+    resolve_hardware(args, device)
+    seed_everything(seed)
     tokenizer, sets = load_tokenizer(args.model_path), question_sets(**args.questions)
     clock = time.perf_counter()
     features = {
@@ -78,9 +86,9 @@ def main():
     seconds = {"prepare_data": time.perf_counter() - clock}
     clock = time.perf_counter()
     judge = load_model(args.model_path, args.attention, vocabulary=len(tokenizer)).to(device)  # for the scores
-    compute_in(judge, runtime.HALF.get(args.precision))
+    compute_in(judge, HALF.get(args.precision))
     transformers.logging.set_verbosity_error()  # it would report the new head at length
-    runtime.seed_everything(args.seed)
+    seed_everything(seed)
     network = transformers.AutoModelForQuestionAnswering.from_pretrained(
         args.model_path, dtype=torch.float32, local_files_only=True, use_safetensors=True
     )
@@ -89,7 +97,7 @@ def main():
     windows = PaddedWindows(features["train"], args.max_length)
 
     with RunFolder(args.runs_dir, args.run_name) as folder, tempfile.TemporaryDirectory() as scratch:
-        places = [runtime.place(0, 0, device)]
+        places = [place(0, 0, device)]
         record = describe(args, "hf-trainer", judge, sets, features, 1, places, seconds)
         folder.update(record | {"attention": "padded", "compile": args.compile})  # the Trainer's, not the judge's
 
@@ -106,7 +114,7 @@ def main():
             if epoch["best"]:
                 write_results(folder.path, result)
             folder.record["epochs"].append(epoch)
-            folder.update({"peak_memory_bytes": [runtime.peak_memory(device)]})
+            folder.update({"peak_memory_bytes": [peak_memory(device)]})
             training = f"train loss {epoch['train_loss']:.4f} in {epoch['train_seconds']:.1f} s"
             print(f"epoch {epoch['epoch']}: {training}; dev {result}", flush=True)
 
@@ -126,7 +134,7 @@ def main():
             report_to="none",
             disable_tqdm=True,
             use_cpu=device.type == "cpu",
-            seed=args.seed,
+            seed=seed,
         )
         trainer = transformers.Trainer(
             model=network,

@@ -10,9 +10,8 @@ import json
 import statistics
 
 from benchmarks import compare, scaling
-from common import errors
+from common import ROOT, errors
 from common.errors import UserError
-from common.squad import ROOT
 
 BEGIN = "<!-- written by `python -m benchmarks.readme` from benchmarks/records -->\n"
 END = "<!-- end of what benchmarks.readme writes -->\n"

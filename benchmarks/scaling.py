@@ -16,7 +16,8 @@ from pathlib import Path
 from benchmarks import steps
 from common import errors
 from common.args import above_zero, positive
-from common.record import environment, write_json
+from common.run.environment import environment
+from common.run.record import write_json
 from tools.allreduce import ring_seconds
 
 STRATEGIES = ("ddp", "fsdp-zero2", "fsdp-zero3")

@@ -26,26 +26,24 @@ import torch
 
 import baseline
 from benchmarks.workload import add_workload, build_network, load_windows
-from common import distributed, errors, runtime
+from common import errors
 from common.args import positive, whole
-from common.batches import largest_batch, pack_steps, plan_epoch, prefetch
+from common.data.packing import pack_steps, prefetch
+from common.data.plan import largest_batch, plan_epoch
+from common.data.windows import trainable_windows
 from common.errors import UserError
-from common.features import trainable_windows
-from common.fused_layer import keep_gradient_buffers
-from common.graphs import WARMUP, StepGraphs
-from common.model import (
-    SpanModel,
-    compile_layers,
-    compute_in,
-    encoder_layers,
-    flops_per_token,
-    parameter_groups,
-    register_attention,
-    span_loss,
-    use_attention,
-)
-from common.profiler import device_kernels, shares, shares_table
-from common.record import git_state
+from common.model.attention import register_attention
+from common.model.fused.gradients import keep_gradient_buffers
+from common.model.precision import HALF, compile_layers, compute_in
+from common.model.span import SpanModel, encoder_layers, flops_per_token, parameter_groups, span_loss, use_attention
+from common.run.devices import choose_device, device_name, peak_memory, synchronize
+from common.run.distributed import SUMS, finish, gather, read_ranks, sharding_mesh, start
+from common.run.environment import git_state
+from common.run.graphs import WARMUP, StepGraphs
+from common.run.profiler import device_kernels, shares, shares_table
+from common.run.progress import linear_schedule, printer
+from common.run.seeds import quiet_warnings, seed_dropout
+from common.run.settings import resolve_hardware
 
 STRATEGIES = ("baseline", "ddp", "fsdp-zero2", "fsdp-zero3")
 BUCKET_MB = 25  # as distributed_ddp.py has it
@@ -124,7 +122,7 @@ class Setting:
         self.model = model = SpanModel(network, "sdpa").to(device)
         use_attention(model, args.attention)
         self.flops = flops_per_token(model, features.lengths)
-        compute_in(model, runtime.HALF.get(args.precision))
+        compute_in(model, HALF.get(args.precision))
         if args.compile:
             compile_layers(model)
         train_step, trained = baseline.train_step, model
@@ -136,20 +134,20 @@ class Setting:
                 model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
             )
             state = model if rows == "met" else types.SimpleNamespace(words=None)
-            trained.register_comm_hook(state, distributed.SUMS[reduce])
+            trained.register_comm_hook(state, SUMS[reduce])
         elif strategy.startswith("fsdp-"):
             import distributed_fsdp
 
             train_step, shard = distributed_fsdp.train_step, strategy.removeprefix("fsdp-")
-            mesh = distributed.sharding_mesh(shard, device)
-            weights, gradients = runtime.HALF.get(args.precision), runtime.HALF.get(reduce, torch.float32)
+            mesh = sharding_mesh(shard, device)
+            weights, gradients = HALF.get(args.precision), HALF.get(reduce, torch.float32)
             policy = distributed_fsdp.MixedPrecisionPolicy(weights, gradients, cast_forward_inputs=False)
             for unit in (*encoder_layers(model), model):
                 distributed_fsdp.fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=shard != "zero2")
         optimizer = torch.optim.AdamW(
             parameter_groups(model, 0.01), lr=torch.tensor(5e-5, device=device), fused=True, capturable=True
         )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, runtime.linear_schedule(10000, 0.1))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, linear_schedule(10000, 0.1))
         scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
         step = functools.partial(train_step, trained, optimizer, scaler, 1.0, device, world_size)
         self.scheduler, self.done = scheduler, 0
@@ -170,7 +168,7 @@ class Setting:
     def step(self):
         """One optimizer step as the scripts' loops do it; returns its tokens."""
         windows = next(self.plan)
-        runtime.seed_dropout(0, self.done, self.rank)
+        seed_dropout(0, self.done, self.rank)
         self.run_step(next(self.micro_batches), len(windows))
         self.scheduler.get_last_lr()
         self.scheduler.step()
@@ -180,11 +178,11 @@ class Setting:
     def run(self, steps):
         """(seconds, tokens) of so many steps; waits for the device before and after."""
         tokens = 0
-        runtime.synchronize(self.device)
+        synchronize(self.device)
         begin = time.perf_counter()
         for _ in range(steps):
             tokens += self.step()
-        runtime.synchronize(self.device)
+        synchronize(self.device)
         return time.perf_counter() - begin, tokens
 
 
@@ -234,21 +232,21 @@ def main():
     rank, local_rank, world_size = 0, 0, 1
     distributed_run = "RANK" in os.environ
     if distributed_run:
-        rank, local_rank, world_size = distributed.read_ranks()
+        rank, local_rank, world_size = read_ranks()
         if world_size > 1 and "baseline" in args.strategy:
             raise UserError("--strategy baseline is a single process: start it without torchrun")
     elif set(args.strategy) != {"baseline"}:
         raise UserError("--strategy ddp and fsdp-… need torchrun: `torchrun --standalone … -m benchmarks.steps …`")
-    device = runtime.choose_device(args.device, local_rank)
-    runtime.quiet_warnings()
-    runtime.resolve_hardware(args, device)
+    device = choose_device(args.device, local_rank)
+    quiet_warnings()
+    resolve_hardware(args, device)
     if args.cuda_graphs:
         args.warmup = max(args.warmup, 2 * WARMUP)  # so that most shapes have their graph
     register_attention()
-    log = runtime.printer(rank)
+    log = printer(rank)
     features = load_windows(args, log, builds=local_rank == 0)[-1]
     if distributed_run:
-        distributed.start(device)
+        start(device)
     commit, dirty = git_state()
     for together in [choices(args)] if args.in_turn else [[choice] for choice in choices(args)]:
         if device.type == "cuda":
@@ -260,8 +258,8 @@ def main():
             settings[-1].run(args.warmup)
             warm.append(time.perf_counter() - begin)
         rounds, steady = steady_runs(settings, args.steps, args.repeats)
-        memory = runtime.peak_memory(device)
-        memory = distributed.gather(memory) if distributed_run else [memory]
+        memory = peak_memory(device)
+        memory = gather(memory) if distributed_run else [memory]
         for number, (strategy, batch_size, reduce, bucket_mb, rows) in enumerate(together):
             setting, timings = settings[number], [timed[number] for timed in rounds]
             speeds = [batch_size * args.steps / seconds for seconds, _ in timings]
@@ -270,7 +268,7 @@ def main():
                 "git_commit": commit,
                 "git_dirty": dirty,
                 "torch": torch.__version__,
-                "device": runtime.device_name(device),
+                "device": device_name(device),
                 "shape": args.shape,
                 "strategy": strategy,
                 "ranks": world_size,
@@ -306,7 +304,7 @@ def main():
         gc.collect()
         torch.cuda.empty_cache()
     if distributed_run:
-        distributed.finish()
+        finish()
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 import torch
 
-from common.features import load_tokenizer, prepare
-from common.model import find_model
-from common.squad import QuestionSet, default_files, find_file
+from common.data.cache import prepare
+from common.data.files import default_files, find_file
+from common.data.splits import QuestionSet
+from common.data.tokenizer import load_tokenizer
+from common.model.finding import find_model
 
 SHAPES = {  # BERT as published, the small default model, and one for tests
     "bert-base": {},

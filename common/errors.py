@@ -111,3 +111,13 @@ def run(main, finish=None):
         place = f"{error.filename}: " if error.filename else ""
         tell(f"{prefix}: {place}{error.strerror}; what was saved before is whole")
         sys.exit(2)
+
+
+def shorten(text, width=40):
+    """`text`, cut to `width` characters for a message."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def quoted(question_id):
+    """An id for a message: in quotes, on one line, of bearable length."""
+    return repr(shorten(question_id, 80))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from common.driver import advice
+from common.run.driver import advice
 
 FIRST_PORT, LAST_PORT = 10000, 65535  # below are well-known services, Slurm's own ports among them
 

@@ -41,8 +41,19 @@ import baseline
 import distributed_ddp
 import distributed_fsdp
 from benchmarks import scaling, steps
-from common import checkpoint, distributed, errors, metrics, model, record, runtime, squad
-from common.features import ARRAYS, load_tokenizer, prepare, read_cache, vocabulary_size
+from common import (
+    checkpoint,  # OLDMODULE
+    distributed,  # OLDMODULE
+    errors,
+    metrics,  # OLDMODULE
+    model,  # OLDMODULE
+    record,  # OLDMODULE
+    runtime,  # OLDMODULE
+    squad,  # OLDMODULE
+)
+from common.data.cache import prepare, read_cache
+from common.data.tokenizer import load_tokenizer, vocabulary_size
+from common.data.windows import ARRAYS
 from tools import allreduce, ask, audit, fetch, report, reproductions, sweep
 
 SECONDS = 20  # for one input; most take milliseconds

@@ -5,9 +5,9 @@ import torch
 from test_fused_layer import Kernels as Plain
 from tiny import load_small, same_gradients, sample_features
 
-from common import kernels
-from common.batches import pack
-from common.model import span_loss, use_attention
+from common import kernels  # OLDMODULE
+from common.data.packing import pack
+from common.model.span import span_loss, use_attention
 
 EPS = 1e-12
 EXACT = {torch.float32: 2e-5, torch.float16: 5e-3}  # largest difference, for values of about 1

@@ -9,12 +9,14 @@ import pytest
 import torch
 from tiny import SAMPLE_V2, load_small, minilm_tokenizer, sample_features
 
-from common import answers
-from common.answers import best_spans, decide, n_best_list, pool
-from common.batches import evaluation_chunks, pack
-from common.evaluation import Evaluation, find_answers, official, predict, tune_threshold
-from common.features import build
-from common.squad import parse_squad
+from common import answers  # OLDMODULE
+from common.data.packing import pack
+from common.data.plan import evaluation_chunks
+from common.data.squad import parse_squad
+from common.data.windows import build
+from common.scoring.answers import best_spans, decide, n_best_list, pool
+from common.scoring.evaluation import Evaluation, find_answers, official, predict
+from common.scoring.selection import tune_threshold
 
 CPU = torch.device("cpu")
 

@@ -16,8 +16,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny import ROOT, SAMPLE, SAMPLE_V2, minilm_tokenizer, save_network
 
 import baseline
-from common import model as model_module
-from common import runtime
+from common import (
+    runtime,  # OLDMODULE
+)
 from common.errors import UserError
 
 

@@ -16,12 +16,13 @@ from tiny import ROOT, SAMPLE, minilm_tokenizer, sample_features
 from benchmarks import compare
 from benchmarks.peers.harness import Bench, PaddedWindows
 from benchmarks.workload import build_network
-from common import metrics
-from common.batches import pack
+from common import metrics  # OLDMODULE
+from common.data.packing import pack
+from common.data.splits import QuestionSet
 from common.errors import UserError
-from common.evaluation import gold_texts
-from common.record import environment, write_json
-from common.squad import QuestionSet
+from common.run.environment import environment
+from common.run.record import write_json
+from common.scoring.evaluation import gold_texts
 from tools.records import read_run
 
 WAYS = {way.name: way for way in compare.WAYS}

@@ -12,10 +12,14 @@ import torch
 from short_runs import WAYS, launch, record, results, same, stopped_at, undisturbed
 from tiny import ROOT, SAMPLE
 
-from common import checkpoint, errors
-from common import record as records
+from common import (
+    checkpoint,  # OLDMODULE
+    errors,
+    record,  # OLDMODULE
+)
 from common.errors import UserError
-from common.record import RunFolder, process_begun
+from common.run.lock import process_begun
+from common.run.record import RunFolder
 
 
 @pytest.fixture(scope="module")

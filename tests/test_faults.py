@@ -23,11 +23,16 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tiny import ROOT, SAMPLE
 from torch.utils.tensorboard import SummaryWriter
 
-from common import checkpoint, errors, runtime
-from common import record as records
+from common import (
+    checkpoint,  # OLDMODULE
+    errors,
+    record,  # OLDMODULE
+    runtime,  # OLDMODULE
+)
 from common.errors import UserError
-from common.interrupts import StopRequest
-from common.record import RunFolder, holder_is_gone, process_begun
+from common.run.interrupts import StopRequest
+from common.run.lock import holder_is_gone, process_begun
+from common.run.record import RunFolder
 
 
 def test_a_file_beside_the_code_is_no_change_of_it(tmp_path, monkeypatch):

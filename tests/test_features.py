@@ -13,11 +13,14 @@ from tiny import SAMPLE, SAMPLE_V2, minilm_tokenizer, word_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from common import features as module
-from common import squad
+from common import (
+    squad,  # OLDMODULE
+)
+from common.data.cache import prepare, read_cache
+from common.data.tokenizer import load_tokenizer, question_limit
+from common.data.windows import build
 from common.errors import UserError
-from common.evaluation import gold_texts, official
-from common.features import build, load_tokenizer, prepare, question_limit, read_cache
+from common.scoring.evaluation import gold_texts, official
 from tools.audit import audit, oracle_predictions
 
 

@@ -17,21 +17,17 @@ from tiny import ROOT, load_small, same_gradients, sample_features
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.workload import build_network
-from common import distributed, runtime
-from common import model as model_module
-from common.batches import pack
-from common.fused_layer import into_buffers, keep_gradient_buffers, product
-from common.model import (
-    SpanModel,
-    compile_layers,
-    compute_in,
-    encoder_layers,
-    register_attention,
-    save_model,
-    span_loss,
-    use_attention,
+from common import (
+    distributed,  # OLDMODULE
+    runtime,  # OLDMODULE
 )
-from common.record import describe
+from common.data.packing import pack
+from common.model.attention import register_attention
+from common.model.fused.gradients import into_buffers, keep_gradient_buffers, product
+from common.model.loading import save_model
+from common.model.precision import compile_layers, compute_in
+from common.model.span import SpanModel, encoder_layers, span_loss, use_attention
+from common.run.environment import describe
 
 
 def differentiated(function, inputs, grad):

@@ -14,10 +14,14 @@ import mutate
 import pytest
 from tiny import ROOT
 
-from common import errors, metrics, squad
+from common import (
+    errors,
+    metrics,  # OLDMODULE
+    squad,  # OLDMODULE
+)
+from common.data.tokenizer import load_tokenizer
 from common.errors import Parser, UserError
-from common.features import load_tokenizer
-from common.model import load_model
+from common.model.loading import load_model
 from tools import ask, records
 
 COUNTS = {"predictions": 400, "arguments": 300, "records": 100}  # the slow ones fewer; 150 of the others

@@ -9,11 +9,13 @@ import torch
 from tiny import load_small, sample_features
 
 from baseline import train_step
-from common import runtime
-from common.batches import largest_batch, pack_steps, plan_epoch, prefetch
+from common import runtime  # OLDMODULE
+from common.data.packing import pack_steps, prefetch
+from common.data.plan import largest_batch, plan_epoch
 from common.errors import UserError
-from common.graphs import WARMUP, StepGraphs
-from common.model import compute_in, parameter_groups
+from common.model.precision import compute_in
+from common.model.span import parameter_groups
+from common.run.graphs import WARMUP, StepGraphs
 
 CUDA = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU: graphs are CUDA's")

@@ -6,7 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common import hardware, runtime
+from common import (
+    hardware,  # OLDMODULE
+    runtime,  # OLDMODULE
+)
 from common.errors import UserError
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from squad_dir import ROOT, squad_file
 
 from common.errors import UserError
-from common.metrics import best_threshold, evaluate, main, missing_ids, normalize_answer, score_answer
+from common.metrics import main
+from common.scoring.metrics import best_threshold, evaluate, missing_ids, normalize_answer, score_answer
 
 # Answers by hand.
 

@@ -8,12 +8,15 @@ import torch.nn.functional as F
 from squad_dir import squad_file
 from tiny import load_small, minilm_tokenizer, same_gradients, sample_features
 
-from common import model as model_module
-from common import squad
-from common.batches import capacity, pack, pack_share
+from common import (
+    squad,  # OLDMODULE
+)
+from common.data.packing import capacity, pack, pack_share
+from common.data.windows import build
 from common.errors import UserError
-from common.features import build
-from common.model import compute_in, encoder_layers, flops_per_token, packs, span_loss, window_losses
+from common.model.loading import packs
+from common.model.precision import compute_in
+from common.model.span import encoder_layers, flops_per_token, span_loss, window_losses
 
 REAL_WINDOWS = [0, 3, 17, 40, 41, 95, 200, 333]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.profiler import draw_step, kind_of, merge, shares, shares_table
+from common.run.profiler import draw_step, kind_of, merge, shares, shares_table
 
 KERNELS = [  # ms of a step of 20: (name, begin, end), in microseconds
     ("nvjet_sm90_tst_192x192_64x3_2x1_v_bz_coopB_NNN", 0, 4000),

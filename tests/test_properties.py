@@ -15,22 +15,13 @@ from tiny import SAMPLE, load_small, minilm_tokenizer, same_gradients
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from common import squad
-from common.batches import (
-    capacity,
-    evaluation_chunks,
-    filler_lengths,
-    largest_batch,
-    micro_batches,
-    pack,
-    pack_share,
-    pack_steps,
-    plan_epoch,
-)
-from common.batches import share as share_out
-from common.features import Features, build, tidy_spans
-from common.metrics import score_answer
-from common.model import span_loss
+from common import squad  # OLDMODULE
+from common.data.packing import capacity, filler_lengths, pack, pack_share, pack_steps
+from common.data.plan import evaluation_chunks, largest_batch, micro_batches, plan_epoch
+from common.data.plan import share as share_out
+from common.data.windows import Features, build, tidy_spans
+from common.model.span import span_loss
+from common.scoring.metrics import score_answer
 from tools.audit import oracle_predictions
 
 settings.register_profile("quick", deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from tiny import ROOT
 
-from common import record as record_module
+from common import record  # OLDMODULE
 from common.errors import UserError
 from tools import figures, records, report, sweep
 

@@ -10,8 +10,9 @@ import pytest
 from test_report import record
 from tiny import ROOT
 
-from common.args import build_parser, check_combinations
+from common.args import build_parser
 from common.errors import UserError
+from common.run.settings import check_combinations
 from tools import reproductions
 from tools.reproductions import REPORTS
 

@@ -11,7 +11,11 @@ import pytest
 from squad_dir import squad_file
 from tiny import ROOT, SAMPLE, SAMPLE_V2, save_network, word_tokenizer
 
-from common import errors, features, squad
+from common import (
+    errors,
+    features,  # OLDMODULE
+    squad,  # OLDMODULE
+)
 from common.errors import UserError
 from tools import audit as tool
 from tools.audit import audit

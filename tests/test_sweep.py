@@ -15,7 +15,7 @@ import slurm_cluster
 from tiny import ROOT, SAMPLE, minilm_tokenizer, save_network
 
 from common.errors import UserError
-from common.record import process_begun
+from common.run.lock import process_begun
 from tools import sweep
 
 SMALL = shlex.split("--max-train-examples 12 --max-dev-examples 8 --batch-size 8 --device cpu --epochs 1")

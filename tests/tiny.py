@@ -9,9 +9,10 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForQuestionAnswering, PreTrainedTokenizerFast
 
-from common import squad
-from common.features import build, load_tokenizer
-from common.model import load_model
+from common import squad  # OLDMODULE
+from common.data.tokenizer import load_tokenizer
+from common.data.windows import build
+from common.model.loading import load_model
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "data" / "sample"

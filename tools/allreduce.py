@@ -16,9 +16,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common import distributed, errors, runtime
+from common import errors
 from common.args import positive
-from common.record import environment, write_json
+from common.run.devices import choose_device, place, synchronize, topology
+from common.run.distributed import finish, gather, read_ranks, start
+from common.run.environment import environment
+from common.run.progress import printer
+from common.run.record import write_json
 
 # (parameters, width) of the published models with a span head (no pooler), as transformers has them.
 SHAPES = {"minilm": (22_566_146, 384), "bert-base": (108_893_186, 768), "bert-large": (334_094_338, 1024)}
@@ -70,11 +74,11 @@ def measure(size, dtype, device, repeats, group, member):
     seconds = []
     for repeat in range(repeats + 5):
         dist.barrier()
-        runtime.synchronize(device)
+        synchronize(device)
         begin = time.perf_counter()
         if member:
             dist.all_reduce(tensor, group=group)
-        runtime.synchronize(device)
+        synchronize(device)
         took = torch.tensor((time.perf_counter() - begin) * member, device=device)
         dist.all_reduce(took, dist.ReduceOp.MAX)
         tensor.fill_(1)
@@ -85,14 +89,14 @@ def measure(size, dtype, device, repeats, group, member):
 
 def main():
     args = build_parser().parse_args()
-    rank, local_rank, world_size = distributed.read_ranks()
+    rank, local_rank, world_size = read_ranks()
     if world_size < 2:
         raise errors.UserError("an all-reduce needs two ranks at least: torchrun --nproc-per-node=2")
-    device = runtime.choose_device(args.device, local_rank)
-    distributed.start(device)
-    places = distributed.gather(runtime.place(rank, local_rank, device))
-    log = runtime.printer(rank)
-    log(runtime.topology(places))
+    device = choose_device(args.device, local_rank)
+    start(device)
+    places = gather(place(rank, local_rank, device))
+    log = printer(rank)
+    log(topology(places))
     sizes = messages(*SHAPES[args.shape], args.megabytes)
     rows = []
     for path, (group, ranks, member) in paths(rank, world_size).items():
@@ -128,4 +132,4 @@ def main():
 
 
 if __name__ == "__main__":
-    errors.run(main, distributed.finish)
+    errors.run(main, finish)

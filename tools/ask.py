@@ -21,13 +21,25 @@ from pathlib import Path
 
 import torch
 
-from common import answers, errors, runtime, squad
-from common.args import HelpFormatter, few, positive, read_settings
+from common import errors
+from common.args import HelpFormatter, few, positive
+from common.data.files import read_bytes
+from common.data.squad import SURROGATES, SquadData, fault_frame, question_frame, read_squad
+from common.data.tokenizer import load_tokenizer, question_limit, read_template, vocabulary_size
+from common.data.windows import build
 from common.errors import Parser, UserError, tell
-from common.evaluation import find_answers, finished_threshold, predict
-from common.features import build, load_tokenizer, question_limit, read_template, vocabulary_size
-from common.model import SpanModel, compile_layers, compute_in, find_model, load_config, load_model, positions
-from common.record import write_json
+from common.model.finding import find_model, load_config, positions
+from common.model.loading import load_model
+from common.model.precision import HALF, compile_layers, compute_in
+from common.model.span import SpanModel
+from common.run.devices import choose_device
+from common.run.progress import Progress
+from common.run.record import write_json
+from common.run.seeds import quiet_warnings
+from common.run.settings import read_settings, resolve_hardware
+from common.scoring.answers import decide
+from common.scoring.evaluation import find_answers, predict
+from common.scoring.selection import finished_threshold
 
 SEARCHED = 20  # answers searched for each question, as the training scripts' --n-best; fewer are shown
 
@@ -69,13 +81,13 @@ def load(name, device="auto", precision="auto", eval_tokens=None, compiled=False
 
     args = argparse.Namespace(precision=precision, attention="auto", attention_dropout=0.0, eval_tokens=eval_tokens)
     args.compile, args.cuda_graphs, args.deterministic = compiled, False, False
-    device = runtime.choose_device(device, log=tell)
-    runtime.quiet_warnings()
-    runtime.resolve_hardware(args, device)
+    device = choose_device(device, log=tell)
+    quiet_warnings()
+    resolve_hardware(args, device)
     model = load_model(path, args.attention, vocabulary=vocabulary_size(tokenizer), needs_head=True, log=tell).to(
         device
     )
-    compute_in(model, runtime.HALF.get(args.precision))
+    compute_in(model, HALF.get(args.precision))
     if args.compile:
         compile_layers(model)
     longest = settings.get("max_answer_tokens", 30)
@@ -89,7 +101,7 @@ def load(name, device="auto", precision="auto", eval_tokens=None, compiled=False
 def read_text(path):
     """The text of a file, its line ends as they are; UserError for what is not text."""
     try:
-        text = squad.read_bytes(path).decode("utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     if "\0" in text:
@@ -103,13 +115,13 @@ def text_questions(text, questions, name="the text"):
         raise UserError(f"{name}: holds no text to find answers in")
     if not all(question.strip() for question in questions):
         raise UserError("a question is empty; write what you want to know")
-    text, *questions = (squad.SURROGATES.sub("\ufffd", one) for one in (text, *questions))
+    text, *questions = (SURROGATES.sub("\ufffd", one) for one in (text, *questions))
     rows = [(str(i), name, question, text, [], False) for i, question in enumerate(questions)]
-    return squad.SquadData(name, "1.1", squad.question_frame(rows), squad.fault_frame([]))
+    return SquadData(name, "1.1", question_frame(rows), fault_frame([]))
 
 
 def find(reader, data, n_best=SEARCHED):
-    """(what answers.pool found, the null threshold) for all questions of `data` (SquadData), as an evaluation does."""
+    """(what pool found, the null threshold) for all questions of `data` (SquadData), as an evaluation does."""
     threshold = finished_threshold(reader.settings, data.version)
     features = build(data, reader.tokenizer, reader.max_length, reader.overlap)
     cut = [detail for _, fault, detail in features.meta["faults"] if fault == "long question"]
@@ -117,7 +129,7 @@ def find(reader, data, n_best=SEARCHED):
         tell(f"warning: {len(cut)} of {len(data.frame)} questions are too long and were cut, the first: {cut[0]}")
     tokens = features.meta["tokens"]
     several = tokens > reader.eval_tokens  # a single pass needs no bar, and a log file none at all
-    progress = runtime.Progress(tokens, "answering", show=several and sys.stderr.isatty())
+    progress = Progress(tokens, "answering", show=several and sys.stderr.isatty())
     n_best = max(n_best, SEARCHED)  # a shorter search could break ties otherwise than the evaluation's
     outputs = predict(
         reader.model,
@@ -168,7 +180,7 @@ def ask_all(reader, data, n_best=3):
         return []
     found, threshold = find(reader, data, n_best)
     results = []
-    for (key, text), row in zip(answers.decide(found, threshold).items(), data.frame.itertuples(), strict=True):
+    for (key, text), row in zip(decide(found, threshold).items(), data.frame.itertuples(), strict=True):
         nbest, places = found[key]["nbest"], found[key]["places"]
         best = describe(next(entry for entry in nbest if entry["text"] == text), places, row.context)
         others = [describe(entry, places, row.context) for entry in nbest[:n_best]]
@@ -289,7 +301,7 @@ def main(argv=None):
 
     # The input first, since loading a model takes seconds.
     if is_squad:
-        data = squad.read_squad(args.context_file, labelled=False)  # data.path may have .gz where the name has none
+        data = read_squad(args.context_file, labelled=False)  # data.path may have .gz where the name has none
         if args.predictions and any(same_file(args.predictions, path) for path in (args.context_file, data.path)):
             raise UserError(f"{args.predictions}: is the SQuAD file itself; name another file for --predictions")
     else:
@@ -309,7 +321,7 @@ def main(argv=None):
     clock = time.perf_counter()
     if args.predictions:
         found, threshold = find(reader, data)
-        write_json(args.predictions, answers.decide(found, threshold))
+        write_json(args.predictions, decide(found, threshold))
     elif is_squad or args.question:
         answer(data)
     else:

@@ -10,10 +10,12 @@ import json
 
 import numpy as np
 
-from common import errors, squad
-from common.evaluation import gold_texts, official
-from common.features import build, load_tokenizer, question_limit
-from common.model import find_model, load_config, positions
+from common import errors
+from common.data.squad import FAULTS, fault_counts, fault_frame, read_squad
+from common.data.tokenizer import load_tokenizer, question_limit
+from common.data.windows import build
+from common.model.finding import find_model, load_config, positions
+from common.scoring.evaluation import gold_texts, official
 
 
 def oracle_predictions(features, frame):
@@ -39,8 +41,8 @@ def audit(data, tokenizer, max_length, overlap):
     lengths = features.lengths
     predictions, unlabelled = oracle_predictions(features, frame)
     oracle = official(gold_texts(frame), predictions, data.version)
-    faults = squad.fault_frame(features.meta["faults"])
-    counts = squad.fault_counts(faults)
+    faults = fault_frame(features.meta["faults"])
+    counts = fault_counts(faults)
     percentiles = {f"length_p{p}": int(np.percentile(lengths, p)) for p in (0, 25, 50, 75, 95, 100)}
     return {
         "file": data.path,
@@ -100,7 +102,7 @@ def table(figures):
     lines = [f"{figures['file']}: SQuAD {figures['version']}, windows of {figures['max_length']} tokens"]
     lines[0] += f", overlap {figures['overlap']}"
     lines += [f"  {label:<40}{form.format(figures[key]):>14}" for label, key, form in ROWS]
-    listed = {f"{kind} ({squad.FAULTS[kind]})": ids for kind, ids in figures["fault_ids"].items()}
+    listed = {f"{kind} ({FAULTS[kind]})": ids for kind, ids in figures["fault_ids"].items()}
     if figures["unlabelled_ids"]:
         listed["no labelled window"] = figures["unlabelled_ids"]
     for kind, ids in listed.items():
@@ -117,7 +119,7 @@ def main():
     parser.add_argument("--overlap", type=int, default=128, help="tokens that neighbours share (default: 128)")
     parser.add_argument("--json", action="store_true", help="print JSON, with all ids of faulty questions")
     args = parser.parse_args()
-    data = squad.read_squad(args.file)
+    data = read_squad(args.file)
     path, _ = find_model(args.model)
     question_limit(args.max_length, args.overlap, 4, positions(load_config(path)))
     figures = audit(data, load_tokenizer(path), args.max_length, args.overlap)

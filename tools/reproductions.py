@@ -13,9 +13,8 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import errors
+from common import ROOT, errors
 from common.errors import UserError
-from common.squad import ROOT
 from tools.records import choose_bases, compare, find_records, group, read_run
 
 RECORDS = ROOT / "benchmarks" / "records" / "reproductions"

@@ -21,11 +21,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import errors
-from common.args import build_parser, check_combinations, few, positive
+from common import ROOT, errors
+from common.args import build_parser, few, positive
 from common.errors import UserError
-from common.record import process_begun
-from common.squad import ROOT
+from common.run.lock import process_begun
+from common.run.settings import check_combinations
 from tools.report import report
 
 STRATEGIES = {  # script and what else it is given

@@ -16,8 +16,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.workload import build_network, load_windows
-from common import errors, runtime
-from common.features import trainable_windows
+from common import errors
+from common.data.windows import trainable_windows
+from common.run.devices import device_name, device_uuid, peak_memory, synchronize
+from common.run.seeds import quiet_warnings
+from common.run.settings import choose_precision
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Bench:
         self.features, self.tokenizer, self.device = features, tokenizer, device
         self.rank, self.world_size = ranks
         self.turns, self.reply, self.done = turns, reply, 0
-        self.precision = runtime.choose_precision(way.precision if device.type == "cuda" else "fp32", device)
+        self.precision = choose_precision(way.precision if device.type == "cuda" else "fp32", device)
         self.attention, self.compile = "padded", bool(way.options.get("compile")) and device.type == "cuda"
         self.untimed, self.last = self.next_turn()
 
@@ -96,11 +99,11 @@ class Bench:
         """Called by the loop after an optimizer step, waits after the last of a turn; returns whether all is over."""
         self.done += 1
         if self.done == self.untimed:
-            runtime.synchronize(self.device)
+            synchronize(self.device)
             self.began = time.perf_counter(), time.process_time()
         if self.done != self.last:
             return False
-        runtime.synchronize(self.device)
+        synchronize(self.device)
         seconds, cpu = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
         devices = [self.device]
         if self.way.alone and self.device.type == "cuda":
@@ -110,9 +113,9 @@ class Bench:
                 "steps": self.last - self.untimed,
                 "seconds": seconds,
                 "cpu_seconds": cpu,  # less than seconds times threads where others took the CPU
-                "peak_memory_bytes": [runtime.peak_memory(device) for device in devices],
+                "peak_memory_bytes": [peak_memory(device) for device in devices],
                 "devices": [
-                    {"name": runtime.device_name(device), "uuid": runtime.device_uuid(device)} for device in devices
+                    {"name": device_name(device), "uuid": device_uuid(device)} for device in devices
                 ],
                 "threads": torch.get_num_threads(),
                 "precision": self.precision,
@@ -161,7 +164,7 @@ def main():
     if args.device == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
-    runtime.quiet_warnings()
+    quiet_warnings()
     _, tokenizer, features = load_windows(args, builds=False)
     module = importlib.import_module(f"benchmarks.peers.{way.module}")
     turns = (json.loads(line) for line in sys.stdin)

@@ -3,8 +3,10 @@
 import argparse
 
 from benchmarks.steps import Choice, Setting
-from common import runtime
-from common.model import register_attention
+from common.model.attention import register_attention
+from common.run.devices import choose_device
+from common.run.distributed import finish, start
+from common.run.settings import resolve_hardware
 
 
 def train(bench):
@@ -13,13 +15,12 @@ def train(bench):
         attention="auto", attention_dropout=0.0, deterministic=False, compile=None, cuda_graphs=None, eval_tokens=None
     )
     if bench.device.type == "cuda":  # and its stream
-        bench.device = runtime.choose_device("cuda", bench.device.index)
-    runtime.resolve_hardware(args, bench.device)
+        bench.device = choose_device("cuda", bench.device.index)
+    resolve_hardware(args, bench.device)
     register_attention()
     if bench.world_size > 1:
-        from common import distributed
 
-        distributed.start(bench.device)
+        start(bench.device)
     strategy = bench.way.options.get("strategy", "baseline" if bench.world_size == 1 else "ddp")
     batch_size = bench.way.batch_size * bench.world_size
     place = bench.device, bench.rank, bench.world_size
@@ -31,4 +32,4 @@ def train(bench):
             break
     if bench.world_size > 1:
         del setting
-        distributed.finish()
+        finish()

@@ -3,21 +3,18 @@
 `gather` is the only thing a distributed run brings: a function from one rank's value to the list of all ranks' values.
 """
 
-import math
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from common import answers, metrics
-from common.batches import evaluation_chunks, pack, prefetch
-from common.errors import UserError
-from common.interrupts import watchdog
-from common.model import pad_logits, window_losses
-from common.record import RunFolder, default_name, describe, read_record, write_json
-from common.runtime import Progress, peak_memory
+from common.data.packing import pack, prefetch
+from common.data.plan import evaluation_chunks
+from common.model.span import pad_logits, window_losses
+from common.run.interrupts import watchdog
+from common.run.progress import Progress
+from common.scoring import metrics
+from common.scoring.answers import best_spans, decide, pool
 
 
 @torch.no_grad()
@@ -58,7 +55,7 @@ def predict(
         real, window = batch.window >= 0, batch.window.clamp(min=0)
         begin = torch.where(real, context_at[window], 0)
         finish = torch.where(real, context_end[window], 0)
-        score, start, end = answers.best_spans(start_logits, end_logits, begin, finish, max_answer_tokens, n_best)
+        score, start, end = best_spans(start_logits, end_logits, begin, finish, max_answer_tokens, n_best)
         result = {
             "window": batch.window,
             "loss": torch.where(batch.weight > 0, loss, torch.nan),
@@ -85,7 +82,7 @@ def predict(
 
 
 def find_answers(outputs, features, frame, can_abstain, n_best):
-    """What `answers.pool` returns, for the outputs of `predict` on the windows of `frame`."""
+    """What `pool` returns, for the outputs of `predict` on the windows of `frame`."""
     spans = {name: outputs[name] for name in ("score", "start_logit", "end_logit")}
     exists = np.isfinite(outputs["score"])
     window = np.broadcast_to(np.arange(len(exists))[:, None], exists.shape)[exists]
@@ -94,7 +91,7 @@ def find_answers(outputs, features, frame, can_abstain, n_best):
     spans["first"][exists], spans["past"][exists] = features.characters(
         window, outputs["start"][exists], outputs["end"][exists]
     )
-    return answers.pool(
+    return pool(
         list(frame["id"]),
         list(frame["context"]),
         np.array(features.question),
@@ -132,7 +129,7 @@ class Evaluation:
     figures: exact, f1 (per cent), dev_loss, empty (predictions without text), questions, threshold; where some
     questions are unanswerable also the official HasAns_* and NoAns_* figures, and optimistic_f1 and
     optimistic_threshold: the best that a threshold tuned on these very questions could do.
-    predictions: {id: text}. found: see answers.pool. gold: {id: texts}.
+    predictions: {id: text}. found: see pool. gold: {id: texts}.
     """
 
     figures: dict
@@ -178,7 +175,7 @@ def evaluate(model, features, data, args, device, threshold, rank, world_size, g
     progress.close()
     frame, gold = data.frame, gold_texts(data.frame)
     found = find_answers(outputs, features, frame, threshold is not None, args.n_best)
-    predictions = answers.decide(found, threshold)
+    predictions = decide(found, threshold)
     loss = outputs["loss"][np.array(features.start) >= 0]
     figures = official(gold, predictions, data.version)
     figures |= {
@@ -189,95 +186,6 @@ def evaluate(model, features, data, args, device, threshold, rank, world_size, g
     }
     if threshold is not None and not all(gold.values()):
         odds = {key: answer["null_odds"] for key, answer in found.items()}
-        tuned = official(gold, answers.decide(found, None), data.version, odds)
+        tuned = official(gold, decide(found, None), data.version, odds)
         figures |= {"optimistic_f1": tuned["best_f1"], "optimistic_threshold": tuned["best_f1_thresh"]}
     return Evaluation(figures, predictions, found, gold)
-
-
-def first_threshold(features):
-    """The null threshold to begin with: 0.0, or None after training on version 1.1, when a model never abstains."""
-    if features["train"].meta["version"] == "2.0":
-        return 0.0
-    if "tune" in features:
-        raise UserError(
-            "--tune-fraction sets the no-answer threshold, but the training data is SQuAD v1.1; leave it out"
-        )
-    return None
-
-
-def finished_threshold(settings, version):
-    """The null threshold of a finished model: the one stored with it, None where it was trained on version 1.1.
-
-    settings: see args.read_settings. version: of the data; somebody else's model, which stores nothing, may abstain
-    where there are unanswerable questions.
-    """
-    if settings:
-        return settings.get("null_threshold")
-    return 0.0 if version == "2.0" else None
-
-
-def tune_threshold(held_out):
-    """The threshold of the null odds with the best F1 on an Evaluation of held-out training questions."""
-    keys = list(held_out.gold)
-    found = held_out.found
-    scores = [metrics.score_answer(found[key]["text"], held_out.gold[key], "2.0")[1] for key in keys]
-    odds = [found[key]["null_odds"] for key in keys]
-    return metrics.best_threshold([bool(held_out.gold[key]) for key in keys], scores, odds)[1]
-
-
-class Selection:
-    """Which epoch is best by a dev metric, and whether to stop.
-
-    metric: "f1", "exact" (more is better) or "dev_loss" (less is). patience: epochs without a better one, 0: no end.
-    """
-
-    def __init__(self, metric, patience, best=None, epoch=None, worse=0):
-        """best, epoch, worse: from `state` of a run that goes on."""
-        self.metric, self.patience = metric, patience
-        self.sign = -1 if metric == "dev_loss" else 1
-        self.best, self.epoch, self.worse = -math.inf if best is None else best, epoch, worse
-
-    def state(self):
-        """What a checkpoint keeps."""
-        return {"best": self.best if math.isfinite(self.best) else None, "epoch": self.epoch, "worse": self.worse}
-
-    def update(self, epoch, figures):
-        """Take an epoch's figures; whether it is the best so far (the first one is)."""
-        value = figures[self.metric]
-        value = -math.inf if value is None else self.sign * value
-        better = self.epoch is None or value > self.best
-        self.worse = 0 if better else self.worse + 1
-        if better:
-            self.best, self.epoch = value, epoch
-        return better
-
-    @property
-    def stop(self):
-        return bool(self.patience) and self.worse >= self.patience
-
-
-def write_results(folder, result):
-    """predictions.json and nbest.json in the official formats, and null_odds.json where the model can abstain."""
-    folder = Path(folder)
-    write_json(folder / "predictions.json", result.predictions)
-    write_json(folder / "nbest.json", {key: answer["nbest"] for key, answer in result.found.items()})
-    if result.figures["threshold"] is not None:
-        write_json(folder / "null_odds.json", {key: answer["null_odds"] for key, answer in result.found.items()})
-
-
-def evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log):
-    """--evaluate-only: score a finished model on the dev set and leave a run folder without training in it."""
-    threshold = finished_threshold(args.settings, features["dev"].meta["version"])
-    path = Path(args.runs_dir) / (args.run_name or default_name())
-    if read_record(path).get("strategy", "evaluate-only") != "evaluate-only":
-        raise UserError(f"{path}: holds a training, which --resume would replace; name another --run-name")
-    with RunFolder(args.runs_dir, args.run_name, write=rank == 0, resume=args.resume is not None) as folder:
-        folder.update(describe(args, "evaluate-only", model, sets, features, world_size, places, seconds))
-        clock = time.perf_counter()
-        result = evaluate(model, features["dev"], sets["dev"].data, args, device, threshold, rank, world_size, gather)
-        if rank == 0:
-            write_results(folder.path, result)
-        seconds["evaluation"] = time.perf_counter() - clock
-        folder.update({"evaluation": result.figures, "peak_memory_bytes": gather(peak_memory(device))})
-        log(f"dev {result}")
-        log(f"run folder: {folder.path}")

@@ -4,27 +4,19 @@ import contextlib
 import glob
 import json
 import os
-import platform
 import shutil
 import socket
-import subprocess
-import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
-import torch
-
-from common.driver import driver_cuda
 from common.errors import Preempted, UserError
-from common.model import count_parameters, file_sha256, weights_file
-from common.runtime import cpu_count, device_name, process_seconds
-from common.squad import ROOT
+from common.run.clocks import process_seconds
+from common.run.environment import environment
+from common.run.lock import process_begun, read_lock, remove_stale
 
 SCHEMA = 2
 # What a run hands on, beside its checkpoint, to the run that goes on from it in another folder.
 RESULTS = ("model", "model-last", "tensorboard", "predictions.json", "nbest.json", "null_odds.json", "hardware.csv")
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pandas", "tensorboard")
 
 
 def write_json(path, value, indent=None):
@@ -72,62 +64,6 @@ def result(folder, name):
     return path if path.exists() else next(path.parent.glob(f"{name}.*.old"), path)
 
 
-def read_lock(path):
-    """What a lock says of its holder, for a message."""
-    try:
-        return ", ".join(f"{key} {value}" for key, value in json.loads(path.read_text()).items() if value)
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return "not readable"
-
-
-def process_begun(pid):
-    """Clock ticks from the machine's start to the process's, which tell it from a later one of the same number.
-
-    None if there is none.
-    """
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def job_is_gone(job):
-    """Whether Slurm knows this job no more, or as ended; False where no Slurm answers."""
-    try:
-        command = ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    alive = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING", "REQUEUED"}
-    if done.returncode:
-        return "Invalid job id" in done.stderr
-    return not set(done.stdout.split()) & alive
-
-
-def holder_is_gone(holder, owner):
-    """Whether the run that a lock names has ended: its process is no more, or its Slurm job is not in the queue."""
-    if holder["host"] == owner["host"]:
-        return process_begun(holder["pid"]) != holder["begun"]
-    if holder["job_id"]:  # another host's: of this job's earlier start, before a requeue, or of a job that has ended
-        return holder["job_id"] == owner["job_id"] or job_is_gone(holder["job_id"])
-    return False
-
-
-def remove_stale(lock, owner):
-    """Remove the lock of a run that has ended."""
-    aside = lock.with_name(f".lock.{os.getpid()}")
-    try:
-        text = lock.read_text()
-        if not holder_is_gone(json.loads(text), owner):
-            return
-        lock.rename(aside)  # one of several that find it stale gets it
-        if aside.read_text() != text:  # the lock of another that was faster
-            aside.rename(lock)
-        aside.unlink(missing_ok=True)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return  # no lock, or one that says nothing: taking it will tell
-
-
 def default_name():
     """The Slurm job id, or the time to the second."""
     return os.environ.get("SLURM_JOB_ID") or time.strftime("%Y%m%d-%H%M%S")
@@ -149,45 +85,6 @@ def check_free(runs_dir, name, taken_over=False):
             if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
                 raise UserError(f"{folder}: is not a folder that can be written to; name another --runs-dir")
             break
-
-
-def git_state():
-    """(commit, whether the tree has changes), (None, None) outside a git checkout."""
-
-    def git(*arguments):
-        return subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-
-    try:
-        # Files that git does not know, a text to ask about among them, are no change: code that uses them would be one.
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
-    except (OSError, subprocess.SubprocessError):
-        return None, None
-
-
-def environment():
-    """Host, cluster, Slurm job, versions and code state: what a reader of the record needs to repeat the run."""
-    commit, dirty = git_state()
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    versions["torch"] = torch.__version__  # says which CUDA the build is for, as the package's version may not
-    if torch.cuda.is_available():
-        versions |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver_cuda": driver_cuda()}
-    return {
-        "host": socket.gethostname(),
-        "processor": device_name(torch.device("cpu")),
-        "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
-        "job_id": os.environ.get("SLURM_JOB_ID"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "versions": versions,
-        "git_commit": commit,
-        "git_dirty": dirty,
-    }
 
 
 class RunFolder:
@@ -324,60 +221,3 @@ class RunFolder:
             self.save()
         finally:
             self._release()
-
-
-def describe(args, strategy, model, sets, features, world_size, places, seconds):
-    """The record's fields that are known before the first step.
-
-    sets: {name: QuestionSet}; features: {name: Features}; places: runtime.place of each rank; seconds: so far.
-    """
-    data = {}
-    for name, questions in sets.items():
-        meta = features[name].meta
-        data[name] = {
-            "file": str(questions.path),
-            "sha256": questions.sha256,
-            "cuts": questions.cuts,
-            "faults": len(meta["faults"]),
-            **{key: meta[key] for key in ("version", "questions", "unanswerable", "windows", "tokens")},
-        }
-    parameters, outside = count_parameters(model)
-    weights = weights_file(args.model_path)
-    return {
-        "script": Path(sys.argv[0]).name,
-        "strategy": strategy,
-        "arguments": {key: value for key, value in vars(args).items() if key not in ("questions", "settings")},
-        "data": {"name": args.data_name, **data},
-        "model": {
-            "name": args.model_name,
-            "type": model.network.config.model_type,
-            "dropout": getattr(
-                model.network.config, "hidden_dropout_prob", getattr(model.network.config, "dropout", None)
-            ),
-            "parameters": parameters,
-            "parameters_outside_embeddings": outside,
-            "sha256": file_sha256(weights) if weights else None,
-        },
-        "world_size": world_size,
-        "nodes": len({(place["host"], place["node"]) for place in places}),
-        "hosts": [place["host"] for place in places],
-        "gpus": [place["name"] for place in places if place["device"] != "cpu"],
-        "ranks": places,
-        "cpus": cpu_count(),
-        "threads": torch.get_num_threads(),  # of each rank
-        "precision": args.precision,
-        "attention": model.attention,
-        "compile": model.compiled,  # whether anything was: nothing is where all is fused
-        "seconds": seconds,
-    }
-
-
-def model_settings(args, features, threshold):
-    """What answering with a trained model needs to know; kept in its config.json under "squad"."""
-    return {
-        "version": features["train"].meta["version"],
-        "null_threshold": threshold,
-        "max_length": args.max_length,
-        "overlap": args.overlap,
-        "max_answer_tokens": args.max_answer_tokens,
-    }

@@ -19,13 +19,13 @@ import shutil
 import threading
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from common.errors import Preempted, UserError
-from common.model import file_sha256, weights_file
-from common.record import default_name
+from common.model.finding import file_sha256
+from common.run.resume import experiment
+from common.run.state import training_state
 
 KEEP = 2  # the newest checkpoints of a run
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -34,91 +34,6 @@ STATE = {  # what state.json holds at least
     "scaler": dict, "threshold": (float, int, type(None)), "selection": dict, "experiment": dict,
 }  # fmt: skip
 SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}  # GradScaler's state
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
-# Arguments that may differ when a run goes on: they change where or how fast it runs, not what it computes.
-HARMLESS = {
-    "accumulation", "attention", "cache_dir", "checkpoint_activations", "compile", "cuda_graphs", "data_name",
-    "deterministic", "dev_file", "device", "dry_run", "eval_tokens", "hang_minutes", "log_every",
-    "max_tokens_per_device", "model", "model_name", "model_path", "n_best", "profile", "questions", "reduce",
-    "resume", "run_name", "runs_dir", "save_epochs", "save_in_background", "save_minutes", "save_steps",
-    "score_train", "score_untrained", "settings", "shard", "train_file", "zero1",
-}  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The state of model and optimizer
-
-
-def whole_state(model, keep=True):
-    """{name: whole tensor on the CPU} of a model; all ranks take part, and those that do not keep it get Nones."""
-    wholes = ((name, whole(tensor)) for name, tensor in model.state_dict().items())
-    return {name: tensor.cpu() if keep else None for name, tensor in wholes}
-
-
-def whole(tensor):
-    """A tensor put together from all ranks' parts if it is sharded; all ranks take part."""
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
-
-
-def training_state(model, optimizer, gather, keep=True, buffers=None):
-    """(weights, moments), each {name: whole tensor on the CPU}; all ranks take part.
-
-    gather: all ranks' values as a list. keep: False on ranks that only lend their parts; they get empty dicts.
-    buffers: {name: tensor} kept from save to save, so that the memory, page-locked for CUDA, is made once.
-    """
-    weights = [(name, tensor, keep) for name, tensor in model.state_dict().items()]  # FSDP shards its weights here,
-    names = {id(parameter): name for name, parameter in model.named_parameters()}  # which evaluation leaves whole
-    inner = getattr(optimizer, "optim", optimizer)  # .optim: what ZeRO-1 wraps, a part of the state on each rank
-    shared = inner is not optimizer
-    buffers = {} if buffers is None else buffers
-
-    def copy(name, tensor, keep):
-        tensor = whole(tensor)
-        if keep:
-            if name not in buffers:
-                buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            buffers[name].copy_(tensor, non_blocking=True)
-
-    moments = [
-        (f"{kind}/{names[id(parameter)]}", tensor, keep or shared)
-        for parameter, state in inner.state.items()
-        for kind, tensor in state.items()
-    ]
-    for one in (*weights, *moments):
-        copy(*one)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    weights = {name: buffers[name] for name, _, kept in weights if kept}
-    moments = {name: buffers[name] for name, _, kept in moments if kept}
-    if shared:
-        moments = {name: tensor for part in gather(moments) for name, tensor in part.items()}
-    return weights, moments
-
-
-@torch.no_grad()
-def load_training_state(model, optimizer, weights, moments, distribute):
-    """Take over what `training_state` gave, under any strategy; all ranks take part.
-
-    distribute: gives of a whole tensor what this rank holds of a tensor like the second argument.
-    """
-    for name, tensor in model.state_dict().items():
-        tensor.copy_(distribute(weights[name], tensor))
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    inner = getattr(optimizer, "optim", optimizer)
-    for group in inner.param_groups:
-        for parameter in group["params"]:
-            name = names[id(parameter)]
-            if f"step/{name}" not in moments:
-                continue  # it has had no gradient yet
-            state = {"step": moments[f"step/{name}"].to(parameter.device)}
-            for kind in ("exp_avg", "exp_avg_sq"):
-                state[kind] = torch.zeros_like(parameter)
-                state[kind].copy_(distribute(moments[f"{kind}/{name}"], parameter))
-            inner.state[parameter] = state
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Folders
 
 
 class Saver:
@@ -290,65 +205,3 @@ def read(path):
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     return weights, moments
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Going on
-
-
-def experiment(args, sets):
-    """What a run that goes on must have in common with the one that it continues: arguments, data and first weights."""
-    weights = weights_file(args.model_path)
-    arguments = {name: value for name, value in vars(args).items() if name not in HARMLESS}
-    data = {name: [questions.sha256, questions.cuts] for name, questions in sets.items() if not questions.part}
-    data["model"] = file_sha256(weights) if weights else args.model_name
-    return json.loads(json.dumps({"arguments": arguments, "data": data}))
-
-
-def check_same(path, state, args, sets):
-    """UserError with a list of what would make another experiment of the run that `state` is of."""
-    saved, own = state["experiment"], experiment(args, sets)
-    changed = []
-    for part, told in (("arguments", "--{0} was {1} and is {2}"), ("data", "{0}: other contents")):
-        before, after = saved.get(part, {}), own[part]
-        for name in sorted({*before, *after}):
-            if before.get(name) != after.get(name):
-                changed.append(told.format(name.replace("_", "-"), before.get(name), after.get(name)))
-    if changed:
-        raise UserError(f"{path}: of another experiment: {'; '.join(changed)}; start a new run, without --resume")
-
-
-def fits(model, weights, moments):
-    """Whether weights have the model's shapes, and moments those of their parameters, for each all three or none."""
-    same = all(weights[name].shape == tensor.shape for name, tensor in model.state_dict().items())
-    for name, parameter in model.named_parameters():
-        shapes = [moments[key].shape if (key := f"{kind}/{name}") in moments else None for kind in MOMENTS]
-        same &= shapes in ([None] * 3, [torch.Size(), parameter.shape, parameter.shape])
-    return same
-
-
-def resume(args, model, optimizer, sets, rank, gather, log, distribute=lambda tensor, like: tensor):
-    """The state of the checkpoint that --resume means, after loading it into model and optimizer; all ranks take part.
-
-    {} where nothing is to be resumed; what a state holds say the scripts' `save` and Monitor.state, and "folder" is the
-    run's, None for a checkpoint copied out of it. distribute: see load_training_state.
-    """
-    if args.resume is None:
-        return {}
-    auto = args.resume == "auto"
-    place = Path(args.runs_dir) / (args.run_name or default_name()) if auto else Path(args.resume)
-    path, state = gather(find(place, log) if rank == 0 else None)[0]
-    if path is None:
-        if not auto:
-            raise UserError(f"{place}: no whole checkpoint there; name a run folder or one of its checkpoints")
-        log(f"{place}: no whole checkpoint there: this is a new run")
-        return {}
-    check_same(path, state, args, sets)
-    weights, moments = read(path)
-    if weights.keys() != model.state_dict().keys() or not fits(model, weights, moments):
-        raise UserError(f"{path}: the weights of another kind of model; start a new run, without --resume")
-    if not 1 <= state["epoch"] <= args.epochs:
-        raise UserError(f"{path}: damaged: of epoch {state['epoch']}, and there are {args.epochs}")
-    load_training_state(model, optimizer, weights, moments, distribute)
-    log(f"going on from {path}: epoch {state['epoch']}, step {state['step']}")
-    return state | {"folder": run_of(path)}

@@ -24,10 +24,6 @@ def multiprocessors(device):
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Attention: FlashAttention-2 (Dao 2023), online softmax forward, recomputed probabilities backward
-
-
 @jit
 def attention_forward_kernel(
     QKV, OUT, LSE, CU_SEQLENS, scale, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
@@ -159,10 +155,6 @@ def attention_backward(grad, qkv, out, lse, cu_seqlens, max_length):
     return dqkv
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# LayerNorm(dropout(x + bias) + residual)
-
-
 @jit
 def kept(seed, place, share):
     """Whether dropout keeps each place: a hash of place and seed, true for this share (of 2 ** 31) of all places.
@@ -269,10 +261,6 @@ def add_norm_backward(grad, saved, weight, dropout, seeds, which):
     return dx, dresidual, parts
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Embeddings: dropout(LayerNorm(word + position + type)), of two types
-
-
 @jit
 def embed_kernel(
     IDS, POSITIONS, TYPES, WORD, POSITION, TYPE, WEIGHT, SHIFT, SEED, OUT, SUM, MEAN, RSTD, share, keep, eps, width,
@@ -360,10 +348,6 @@ def embed_backward(grad, saved, types, weight, dropout, seed):
     return dsum, parts.sum(0).chunk(4)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# GELU(x + bias), the exact one
-
-
 @jit
 def normal(x):
     """The normal distribution's share below x, to 1e-7 (Abramowitz and Stegun 26.2.17), and its density at x.
@@ -424,10 +408,6 @@ def gelu_backward(grad, x, bias):
     parts = x.new_empty(programs, width, dtype=torch.float32)
     gelu_backward_kernel[(columns, programs)](grad, x, bias, dx, parts, rows, width, 16, 128)
     return dx, parts
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sums over rows: parts of them here and above, the rest for all at once
 
 
 @jit

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from common.errors import UserError
-from common.interrupts import watchdog
+from common.run.interrupts import watchdog
 
 
 def read_ranks():

@@ -86,7 +86,7 @@ def transports(places):
 class Sampler:
     """Reads the cards of this node's ranks once a second in a thread, from `begin` on.
 
-    places: runtime.place of all ranks; those on this host with a card are sampled. Without any, it does nothing.
+    places: place of all ranks; those on this host with a card are sampled. Without any, it does nothing.
     """
 
     def __init__(self, places, interval=1.0):

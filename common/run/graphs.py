@@ -5,7 +5,7 @@ import gc
 
 import torch
 
-from common.runtime import memory_for
+from common.run.devices import memory_for
 
 WARMUP = 11  # steps before the first capture: DistributedDataParallel needs as many to settle
 MOST = 64  # graphs; each holds a few MB of the card, and steps of shapes beyond these run kernel by kernel

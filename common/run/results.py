@@ -1,0 +1,38 @@
+"""TODO."""
+
+import time
+from pathlib import Path
+
+from common.errors import UserError
+from common.run.devices import peak_memory
+from common.run.environment import describe
+from common.run.record import RunFolder, default_name, read_record, write_json
+from common.scoring.evaluation import evaluate
+from common.scoring.selection import finished_threshold
+
+
+def write_results(folder, result):
+    """predictions.json and nbest.json in the official formats, and null_odds.json where the model can abstain."""
+    folder = Path(folder)
+    write_json(folder / "predictions.json", result.predictions)
+    write_json(folder / "nbest.json", {key: answer["nbest"] for key, answer in result.found.items()})
+    if result.figures["threshold"] is not None:
+        write_json(folder / "null_odds.json", {key: answer["null_odds"] for key, answer in result.found.items()})
+
+
+def evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log):
+    """--evaluate-only: score a finished model on the dev set and leave a run folder without training in it."""
+    threshold = finished_threshold(args.settings, features["dev"].meta["version"])
+    path = Path(args.runs_dir) / (args.run_name or default_name())
+    if read_record(path).get("strategy", "evaluate-only") != "evaluate-only":
+        raise UserError(f"{path}: holds a training, which --resume would replace; name another --run-name")
+    with RunFolder(args.runs_dir, args.run_name, write=rank == 0, resume=args.resume is not None) as folder:
+        folder.update(describe(args, "evaluate-only", model, sets, features, world_size, places, seconds))
+        clock = time.perf_counter()
+        result = evaluate(model, features["dev"], sets["dev"].data, args, device, threshold, rank, world_size, gather)
+        if rank == 0:
+            write_results(folder.path, result)
+        seconds["evaluation"] = time.perf_counter() - clock
+        folder.update({"evaluation": result.figures, "peak_memory_bytes": gather(peak_memory(device))})
+        log(f"dev {result}")
+        log(f"run folder: {folder.path}")
