@@ -52,6 +52,16 @@ def tell(text):
     sys.stderr.flush()
 
 
+def shorten(text, width=40):
+    """`text`, cut to `width` characters for a message."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def quoted(question_id):
+    """An id for a message: in quotes, on one line, of bearable length."""
+    return repr(shorten(question_id, 80))
+
+
 def one_line(error):
     """The message of a UserError on one line of bearable length: what it quotes may hold line ends and escapes."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(error))
@@ -111,13 +121,3 @@ def run(main, finish=None):
         place = f"{error.filename}: " if error.filename else ""
         tell(f"{prefix}: {place}{error.strerror}; what was saved before is whole")
         sys.exit(2)
-
-
-def shorten(text, width=40):
-    """`text`, cut to `width` characters for a message."""
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def quoted(question_id):
-    """An id for a message: in quotes, on one line, of bearable length."""
-    return repr(shorten(question_id, 80))

@@ -24,7 +24,6 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import Preempted, UserError
 from common.model.finding import file_sha256
-from common.run.resume import experiment
 from common.run.state import training_state
 
 KEEP = 2  # the newest checkpoints of a run
@@ -42,19 +41,19 @@ class Saver:
     As a context manager it waits for the thread at the end.
     """
 
-    def __init__(self, args, sets, folder, rank, gather, log):
-        """folder: the RunFolder. gather: all ranks' values as a list."""
-        self.folder, self.rank, self.gather, self.log = Path(folder.path) / "checkpoints", rank, gather, log
-        self.in_background, self.experiment = args.save_in_background, experiment(args, sets)
+    def __init__(self, folder, world, experiment, in_background):
+        """folder: of the checkpoints. experiment: a dict kept with each, see `common.run.resume.experiment`."""
+        self.folder, self.world = Path(folder), world
+        self.experiment, self.in_background = experiment, in_background
         self.buffers, self.thread, self.whole = {}, None, True
 
     def save(self, model, optimizer, state):
         """Save model, optimizer and `state`, a dict whose "step" names the checkpoint; all ranks take part."""
         self.wait()  # for the buffers
-        weights, moments = training_state(model, optimizer, self.gather, self.rank == 0, self.buffers)
-        if self.rank == 0:
+        weights, moments = training_state(model, optimizer, self.world, self.buffers)
+        if self.world.rank == 0:
             state = json.dumps(state | {"experiment": self.experiment})  # now: the thread would see later values
-            work = (self.folder, json.loads(state), weights, moments, self.log)
+            work = (self.folder, json.loads(state), weights, moments, self.world.log)
             self.whole = False
             if self.in_background:
                 self.thread = threading.Thread(target=self.write, args=work)
@@ -75,8 +74,8 @@ class Saver:
         """The exception that ends a run as asked, once `save` was called for this step; all ranks take part."""
         self.wait()
         name = self.folder.parent.name
-        if self.gather(self.whole)[0]:  # rank 0 knows
-            return Preempted(f"stopped as asked, at step {step}; to go on: --resume, with --run-name {name}")
+        if self.world.gather(self.whole)[0]:  # rank 0 knows
+            return Preempted(f"stopped as asked, at step {step}; to resume: --resume --run-name {name}")
         text = f"stopped as asked, but step {step} is not saved, as the warning says"
         before = "goes on from the checkpoint before it, if there is one"
         return Preempted(f"{text}; --resume, with --run-name {name}, {before}", status=1)

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The device of a rank: choosing it, naming it, its peak and its memory."""
 
 import contextlib
 import os
@@ -142,20 +142,6 @@ def synchronize(device):
     """Wait for the device, so that a clock read after it tells the truth."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@contextlib.contextmanager
-def memory_for(micro_batches):
-    """Turn running out of memory on these PackedBatches into one line that says what takes less."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        tokens = max(len(batch.input_ids) for batch in micro_batches)
-        less = max(tokens // 2 // 64 * 64, micro_batches[0].max_length)
-        way = "`--checkpoint-activations` takes less"
-        if less < tokens:
-            way = f"`--max-tokens-per-device {less}` splits each step further and leaves the experiment the same"
-        raise UserError(f"out of memory on a micro-step of {tokens} tokens: {way}") from None
 
 
 def peak_memory(device):

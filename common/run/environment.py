@@ -1,4 +1,4 @@
-"""TODO."""
+"""What a reader of the record needs to repeat the run: machine, versions, code, data, model, settings."""
 
 import os
 import platform
@@ -58,15 +58,12 @@ def environment():
     }
 
 
-def describe(args, strategy, model, sets, features, world_size, places, seconds):
-    """The record's fields that are known before the first step.
-
-    sets: {name: QuestionSet}; features: {name: Features}; places: place of each rank; seconds: so far.
-    """
-    data = {}
-    for name, questions in sets.items():
-        meta = features[name].meta
-        data[name] = {
+def describe(args, strategy, model, data, world, seconds):
+    """The record's fields that are known before the first step. seconds: {what: how long it took}."""
+    sets, places = {}, world.places
+    for name, questions in data.sets.items():
+        meta = data.features[name].meta
+        sets[name] = {
             "file": str(questions.path),
             "sha256": questions.sha256,
             "cuts": questions.cuts,
@@ -79,7 +76,7 @@ def describe(args, strategy, model, sets, features, world_size, places, seconds)
         "script": Path(sys.argv[0]).name,
         "strategy": strategy,
         "arguments": {key: value for key, value in vars(args).items() if key not in ("questions", "settings")},
-        "data": {"name": args.data_name, **data},
+        "data": {"name": args.data_name, **sets},
         "model": {
             "name": args.model_name,
             "type": model.network.config.model_type,
@@ -90,7 +87,7 @@ def describe(args, strategy, model, sets, features, world_size, places, seconds)
             "parameters_outside_embeddings": outside,
             "sha256": file_sha256(weights) if weights else None,
         },
-        "world_size": world_size,
+        "world_size": world.size,
         "nodes": len({(place["host"], place["node"]) for place in places}),
         "hosts": [place["host"] for place in places],
         "gpus": [place["name"] for place in places if place["device"] != "cpu"],
@@ -104,10 +101,13 @@ def describe(args, strategy, model, sets, features, world_size, places, seconds)
     }
 
 
-def model_settings(args, features, threshold):
-    """What answering with a trained model needs to know; kept in its config.json under "squad"."""
+def model_settings(args, version, threshold):
+    """What answering with a trained model needs to know; kept in its config.json under "squad".
+
+    version: of the training data.
+    """
     return {
-        "version": features["train"].meta["version"],
+        "version": version,
         "null_threshold": threshold,
         "max_length": args.max_length,
         "overlap": args.overlap,

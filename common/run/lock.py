@@ -1,4 +1,4 @@
-"""TODO."""
+"""The lock of a run folder: one run at a time writes there, and the same job takes it over after a requeue."""
 
 import json
 import os

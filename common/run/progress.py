@@ -1,27 +1,14 @@
-"""TODO."""
+"""Progress of an epoch or an evaluation: a bar on a terminal, a line now and then in a log file."""
 
 import sys
 import time
-
-
-def linear_schedule(total_steps, warmup, done=0):
-    """The factor on the learning rate at a step: linear from 0 over the warm-up part, then linear down to 0.
-
-    done: steps of the run before the scheduler's first.
-    """
-    rising = max(1, round(total_steps * warmup))
-
-    def factor(step):
-        step += done
-        return min((step + 1) / rising, max(0.0, (total_steps - step) / max(1, total_steps - rising)))
-
-    return factor
 
 
 class Progress:
     """A tqdm bar on a terminal; elsewhere one line every `every` seconds, as a log file wants it."""
 
     def __init__(self, total, what, show=True, every=30.0):
+        """total: tokens. what: the name of the work."""
         self.total, self.what, self.show, self.every = total, what, show, every
         self.done, self.note = 0, ""
         self.started = self.last = time.monotonic()
@@ -32,6 +19,7 @@ class Progress:
             self.bar = tqdm(total=total, desc=what, unit="tok", unit_scale=True, dynamic_ncols=True, leave=False)
 
     def __call__(self, amount, note=""):
+        """Take so many more tokens; `note` stands behind the time left until the next one."""
         self.done += amount
         self.note = note or self.note
         if self.bar is not None:
@@ -48,8 +36,3 @@ class Progress:
     def close(self):
         if self.bar is not None:
             self.bar.close()
-
-
-def printer(rank):
-    """`print` on rank 0, silence elsewhere."""
-    return (lambda text: print(text, flush=True)) if rank == 0 else (lambda text: None)

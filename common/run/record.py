@@ -173,8 +173,8 @@ class RunFolder:
         if self.write:
             (self.path / "lock").unlink(missing_ok=True)
 
-    def go_on(self, saved):
-        """Take over what the run had given at the checkpoint that it goes on from; {} for a new run.
+    def resume_from(self, saved):
+        """Restore what the run had given at the checkpoint that it resumes from; {} for a new run.
 
         UserError where the model of its best epoch is not to be had: a later epoch need not be better.
         """

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The result files of a run, and the run that only evaluates."""
 
 import time
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 from common.errors import UserError
 from common.run.devices import peak_memory
 from common.run.environment import describe
+from common.run.interrupts import watchdog
+from common.run.progress import Progress
 from common.run.record import RunFolder, default_name, read_record, write_json
 from common.scoring.evaluation import evaluate
 from common.scoring.selection import finished_threshold
@@ -20,19 +22,28 @@ def write_results(folder, result):
         write_json(folder / "null_odds.json", {key: answer["null_odds"] for key, answer in result.found.items()})
 
 
-def evaluate_only(model, features, sets, args, device, places, rank, world_size, gather, seconds, log):
+def evaluate_only(args, world, data, model):
     """--evaluate-only: score a finished model on the dev set and leave a run folder without training in it."""
-    threshold = finished_threshold(args.settings, features["dev"].meta["version"])
+    features = data.features["dev"]
+    threshold = finished_threshold(args.settings, features.meta["version"])
     path = Path(args.runs_dir) / (args.run_name or default_name())
     if read_record(path).get("strategy", "evaluate-only") != "evaluate-only":
         raise UserError(f"{path}: holds a training, which --resume would replace; name another --run-name")
-    with RunFolder(args.runs_dir, args.run_name, write=rank == 0, resume=args.resume is not None) as folder:
-        folder.update(describe(args, "evaluate-only", model, sets, features, world_size, places, seconds))
-        clock = time.perf_counter()
-        result = evaluate(model, features["dev"], sets["dev"].data, args, device, threshold, rank, world_size, gather)
-        if rank == 0:
+    progress = Progress(int(features.lengths.sum()), "evaluating", show=world.rank == 0)
+    seconds = {"prepare_data": data.seconds}
+
+    def after_pass(num_tokens):
+        progress(num_tokens)
+        watchdog.beat()
+
+    with RunFolder(args.runs_dir, args.run_name, write=world.rank == 0, resume=args.resume is not None) as folder:
+        folder.update(describe(args, "evaluate-only", model, data, world, seconds))
+        begin = time.perf_counter()
+        result = evaluate(model, features, data.sets["dev"].data, args, world, threshold, after_pass)
+        progress.close()
+        if world.rank == 0:
             write_results(folder.path, result)
-        seconds["evaluation"] = time.perf_counter() - clock
-        folder.update({"evaluation": result.figures, "peak_memory_bytes": gather(peak_memory(device))})
-        log(f"dev {result}")
-        log(f"run folder: {folder.path}")
+        seconds["evaluation"] = time.perf_counter() - begin
+        folder.update({"evaluation": result.figures, "peak_memory_bytes": world.gather(peak_memory(world.device))})
+        world.log(f"dev {result}")
+        world.log(f"run folder: {folder.path}")

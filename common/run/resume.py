@@ -1,28 +1,20 @@
-"""TODO."""
+"""Resuming: whether a checkpoint belongs to this experiment, and loading it."""
 
 import json
 from pathlib import Path
 
+from common.args import classes
 from common.errors import UserError
 from common.model.finding import file_sha256, weights_file
 from common.run.checkpoint import find, read, run_of
 from common.run.record import default_name
 from common.run.state import fits, load_training_state
 
-# Arguments that may differ when a run goes on: they change where or how fast it runs, not what it computes.
-HARMLESS = {
-    "accumulation", "attention", "cache_dir", "checkpoint_activations", "compile", "cuda_graphs", "data_name",
-    "deterministic", "dev_file", "device", "dry_run", "eval_tokens", "hang_minutes", "log_every",
-    "max_tokens_per_device", "model", "model_name", "model_path", "n_best", "profile", "questions", "reduce",
-    "resume", "run_name", "runs_dir", "save_epochs", "save_in_background", "save_minutes", "save_steps",
-    "score_train", "score_untrained", "settings", "shard", "train_file", "zero1",
-}  # fmt: skip
-
 
 def experiment(args, sets):
-    """What a run that goes on must have in common with the one that it continues: arguments, data and first weights."""
-    weights = weights_file(args.model_path)
-    arguments = {name: value for name, value in vars(args).items() if name not in HARMLESS}
+    """What a resumed run must have in common with the one it continues: arguments, data and first weights."""
+    weights, kinds = weights_file(args.model_path), classes()
+    arguments = {name: value for name, value in vars(args).items() if kinds.get(name) == "experiment"}
     data = {name: [questions.sha256, questions.cuts] for name, questions in sets.items() if not questions.part}
     data["model"] = file_sha256(weights) if weights else args.model_name
     return json.loads(json.dumps({"arguments": arguments, "data": data}))
@@ -41,21 +33,21 @@ def check_same(path, state, args, sets):
         raise UserError(f"{path}: of another experiment: {'; '.join(changed)}; start a new run, without --resume")
 
 
-def resume(args, model, optimizer, sets, rank, gather, log, distribute=lambda tensor, like: tensor):
+def resume(args, world, sets, model, optimizer):
     """The state of the checkpoint that --resume means, after loading it into model and optimizer; all ranks take part.
 
-    {} where nothing is to be resumed; what a state holds say the scripts' `save` and Monitor.state, and "folder" is the
-    run's, None for a checkpoint copied out of it. distribute: see load_training_state.
+    {} for a new run. Otherwise what `common.run.run.Run.save` wrote, and "folder": the run's, None for a checkpoint
+    copied out of it. UserError for a checkpoint of another experiment, a damaged one, or none where one was named.
     """
     if args.resume is None:
         return {}
     auto = args.resume == "auto"
     place = Path(args.runs_dir) / (args.run_name or default_name()) if auto else Path(args.resume)
-    path, state = gather(find(place, log) if rank == 0 else None)[0]
+    path, state = world.gather(find(place, world.log) if world.rank == 0 else None)[0]
     if path is None:
         if not auto:
             raise UserError(f"{place}: no whole checkpoint there; name a run folder or one of its checkpoints")
-        log(f"{place}: no whole checkpoint there: this is a new run")
+        world.log(f"{place}: no whole checkpoint there: this is a new run")
         return {}
     check_same(path, state, args, sets)
     weights, moments = read(path)
@@ -63,6 +55,6 @@ def resume(args, model, optimizer, sets, rank, gather, log, distribute=lambda te
         raise UserError(f"{path}: the weights of another kind of model; start a new run, without --resume")
     if not 1 <= state["epoch"] <= args.epochs:
         raise UserError(f"{path}: damaged: of epoch {state['epoch']}, and there are {args.epochs}")
-    load_training_state(model, optimizer, weights, moments, distribute)
-    log(f"going on from {path}: epoch {state['epoch']}, step {state['step']}")
+    load_training_state(model, optimizer, weights, moments, world)
+    world.log(f"resuming from {path}: epoch {state['epoch']}, step {state['step']}")
     return state | {"folder": run_of(path)}

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Seeds, and warnings about choices that are made on purpose."""
 
 import os
 import warnings

@@ -1,4 +1,4 @@
-"""TODO."""
+"""What the arguments come to: data, model and recipe from the files, the rest from the device."""
 
 import math
 import os
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from common.args import seed
 from common.data.files import default_files
 from common.data.splits import question_sets
 from common.data.tokenizer import question_limit
@@ -16,6 +15,7 @@ from common.model.attention import flash_takes, has_kernels
 from common.model.finding import MINILM, find_model, load_config, positions
 from common.model.precision import HALF
 from common.run.record import check_free
+from common.run.seeds import quiet_warnings, seed_everything
 
 
 def choose_precision(name, device):
@@ -34,8 +34,19 @@ def choose_precision(name, device):
     return name
 
 
-def resolve_hardware(args, device):
-    """Fill in what depends on the device: precision, attention, compilation, graphs, tokens in an evaluation chunk."""
+def resolve_hardware(args, world):
+    """Fill in what depends on the device: precision, attention, compilation, graphs; seed; print what the run is to be.
+
+    UserError for what this device cannot do.
+    """
+    quiet_warnings()
+    choose_kernels(args, world.device)
+    seed_everything(args.seed, args.deterministic)
+    world.log(banner(args))
+
+
+def choose_kernels(args, device):
+    """Set precision, attention, compile, cuda_graphs and eval_tokens of `args` to what runs on `device`."""
     args.precision = choose_precision(args.precision, device)
     if args.precision == "fp16" and getattr(args, "zero1", False):
         raise UserError(
@@ -179,6 +190,6 @@ def banner(args):
     if not args.evaluate_only:
         lines.append(
             f"recipe: epochs {args.epochs}, global batch {args.batch_size}, learning rate {args.learning_rate:g}, "
-            f"seed {seed}"
+            f"seed {args.seed}"
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The state of model and optimizer as whole tensors, whatever holds them: one process, DDP, ZeRO-1 or FSDP."""
 
 import torch
 
@@ -16,17 +16,17 @@ def whole(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
 
 
-def training_state(model, optimizer, gather, keep=True, buffers=None):
+def training_state(model, optimizer, world, buffers):
     """(weights, moments), each {name: whole tensor on the CPU}; all ranks take part.
 
-    gather: all ranks' values as a list. keep: False on ranks that only lend their parts; they get empty dicts.
-    buffers: {name: tensor} kept from save to save, so that the memory, page-locked for CUDA, is made once.
+    Ranks other than 0 only lend their parts and get empty dicts. buffers: a dict kept from save to save, so that the
+    memory, page-locked for CUDA, is made once.
     """
+    keep = world.rank == 0
     weights = [(name, tensor, keep) for name, tensor in model.state_dict().items()]  # FSDP shards its weights here,
     names = {id(parameter): name for name, parameter in model.named_parameters()}  # which evaluation leaves whole
     inner = getattr(optimizer, "optim", optimizer)  # .optim: what ZeRO-1 wraps, a part of the state on each rank
     shared = inner is not optimizer
-    buffers = {} if buffers is None else buffers
 
     def copy(name, tensor, keep):
         tensor = whole(tensor)
@@ -47,18 +47,15 @@ def training_state(model, optimizer, gather, keep=True, buffers=None):
     weights = {name: buffers[name] for name, _, kept in weights if kept}
     moments = {name: buffers[name] for name, _, kept in moments if kept}
     if shared:
-        moments = {name: tensor for part in gather(moments) for name, tensor in part.items()}
+        moments = {name: tensor for part in world.gather(moments) for name, tensor in part.items()}
     return weights, moments
 
 
 @torch.no_grad()
-def load_training_state(model, optimizer, weights, moments, distribute):
-    """Take over what `training_state` gave, under any strategy; all ranks take part.
-
-    distribute: gives of a whole tensor what this rank holds of a tensor like the second argument.
-    """
+def load_training_state(model, optimizer, weights, moments, world):
+    """Load what `training_state` gave, under any strategy; all ranks take part."""
     for name, tensor in model.state_dict().items():
-        tensor.copy_(distribute(weights[name], tensor))
+        tensor.copy_(world.part_of(weights[name], tensor))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     inner = getattr(optimizer, "optim", optimizer)
     for group in inner.param_groups:
@@ -69,7 +66,7 @@ def load_training_state(model, optimizer, weights, moments, distribute):
             state = {"step": moments[f"step/{name}"].to(parameter.device)}
             for kind in ("exp_avg", "exp_avg_sq"):
                 state[kind] = torch.zeros_like(parameter)
-                state[kind].copy_(distribute(moments[f"{kind}/{name}"], parameter))
+                state[kind].copy_(world.part_of(moments[f"{kind}/{name}"], parameter))
             inner.state[parameter] = state
 
 

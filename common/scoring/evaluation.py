@@ -1,6 +1,6 @@
 """Predictions for every window, over all ranks, and their score.
 
-`gather` is the only thing a distributed run brings: a function from one rank's value to the list of all ranks' values.
+A run on many ranks needs only `world.gather` here: every rank's value, on every rank.
 """
 
 from dataclasses import dataclass
@@ -11,74 +11,66 @@ import torch
 from common.data.packing import pack, prefetch
 from common.data.plan import evaluation_chunks
 from common.model.span import pad_logits, window_losses
-from common.run.interrupts import watchdog
-from common.run.progress import Progress
 from common.scoring import metrics
 from common.scoring.answers import best_spans, decide, pool
 
 
 @torch.no_grad()
-def predict(
-    model,
-    features,
-    device,
-    chunk_tokens,
-    max_answer_tokens,
-    n_best,
-    rank,
-    world_size,
-    gather,
-    progress=None,
-    between=None,
-):
-    """Run `model` over all windows and search the best spans of each on the device.
+def predict(model, features, limits, world, after_pass=None):
+    """Run `model` over all windows and search the best spans of each on the device; all ranks take part.
 
-    Whole chunks of about chunk_tokens tokens are dealt to the ranks; all ranks take part, with the same number of
-    passes, and call `between` after each. Returns arrays over all windows in order, the same on every rank: loss [W]
-    (nan without a label), null [W, 2], and the spans: score, start_logit, end_logit, start, end, each [W, n_best].
+    limits: has eval_tokens (of a pass), max_answer_tokens and n_best (spans of a window), as the arguments do. Whole
+    chunks are dealt to the ranks. Every rank makes the same number of passes, and calls after_pass(tokens of all ranks)
+    after each. Returns arrays over all windows in order, the same on every rank: loss [W] (nan without a label),
+    null [W, 2], and the spans: score, start_logit, end_logit, start, end, each [W, n_best].
     """
     model.eval()
-    lengths = features.lengths  # once: the property computes them anew each time
-    chunks = evaluation_chunks(lengths, max(chunk_tokens, features.max_length))
-    passes = -(-len(chunks) // world_size)
-    mine = [chunks[i] if i < len(chunks) else [] for i in range(rank, passes * world_size, world_size)]
+    device, lengths = world.device, features.lengths  # once: the property computes them anew each time
+    chunks = evaluation_chunks(lengths, max(limits.eval_tokens, features.max_length))
+    passes = -(-len(chunks) // world.size)
+    mine = [chunks[i] if i < len(chunks) else [] for i in range(world.rank, passes * world.size, world.size)]
     batches = ([pack(features, windows)] for windows in mine)
     context_at = torch.from_numpy(np.array(features.context_at)).to(device)
     context_end = context_at + torch.from_numpy(np.array(features.context_tokens)).to(device)
     results = []
     for windows, (batch,) in zip(mine, prefetch(batches, device), strict=True):
         batch = batch.to(device)
-        start_logits, end_logits = model(batch)
-        loss = window_losses(start_logits, end_logits, batch)
-        start_logits = pad_logits(start_logits, batch.cu_seqlens, batch.longest)
-        end_logits = pad_logits(end_logits, batch.cu_seqlens, batch.longest)
-        real, window = batch.window >= 0, batch.window.clamp(min=0)
-        begin = torch.where(real, context_at[window], 0)
-        finish = torch.where(real, context_end[window], 0)
-        score, start, end = best_spans(start_logits, end_logits, begin, finish, max_answer_tokens, n_best)
-        result = {
-            "window": batch.window,
-            "loss": torch.where(batch.weight > 0, loss, torch.nan),
-            "null": torch.stack([start_logits[:, 0], end_logits[:, 0]], dim=1),
-            "score": score,
-            "start_logit": start_logits.gather(1, start),
-            "end_logit": end_logits.gather(1, end),
-            "start": start,
-            "end": end,
-        }
-        results.append(result)  # stays on the device: nothing waits for it until the last chunk
-        if progress:
-            progress(int(lengths[windows].sum()) * world_size if len(windows) else 0)
-        watchdog.beat()
-        if between:
-            between()
+        results.append(search_batch(model, batch, context_at, context_end, limits))  # on the device: nothing waits
+        if after_pass:
+            after_pass(int(lengths[windows].sum()) * world.size if len(windows) else 0)
     outputs = {name: torch.cat([result[name] for result in results]).cpu().numpy() for name in results[0]}
     keep = outputs["window"] >= 0
-    parts = gather({name: array[keep] for name, array in outputs.items()})  # all ranks take part
+    parts = world.gather({name: array[keep] for name, array in outputs.items()})
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     order = np.argsort(outputs.pop("window"))
     model.train()
     return {name: array[order] for name, array in outputs.items()}
+
+
+def search_batch(model, batch, context_at, context_end, limits):
+    """What `predict` returns, of one PackedBatch, as tensors on its device; also window, the windows' numbers.
+
+    context_at, context_end: int32 [W], first context token of each window and one past its last.
+    """
+    start_logits, end_logits = model(batch)
+    loss = window_losses(start_logits, end_logits, batch)
+    start_logits = pad_logits(start_logits, batch.cu_seqlens, batch.longest)
+    end_logits = pad_logits(end_logits, batch.cu_seqlens, batch.longest)
+    real, window = batch.window >= 0, batch.window.clamp(min=0)
+    begin = torch.where(real, context_at[window], 0)
+    finish = torch.where(real, context_end[window], 0)
+    longest, n_best = limits.max_answer_tokens, limits.n_best
+    score, start, end = best_spans(start_logits, end_logits, begin, finish, longest, n_best)
+    return {
+        "window": batch.window,
+        "loss": torch.where(batch.weight > 0, loss, torch.nan),
+        "null": torch.stack([start_logits[:, 0], end_logits[:, 0]], dim=1),
+        "score": score,
+        "start_logit": start_logits.gather(1, start),
+        "end_logit": end_logits.gather(1, end),
+        "start": start,
+        "end": end,
+    }
 
 
 def find_answers(outputs, features, frame, can_abstain, n_best):
@@ -152,29 +144,15 @@ class Evaluation:
         return text
 
 
-def evaluate(model, features, data, args, device, threshold, rank, world_size, gather, between=None):
+def evaluate(model, features, data, limits, world, threshold, after_pass=None):
     """Predict, pool and score the questions of `data` (SquadData); all ranks take part and get the same Evaluation.
 
-    threshold: of the null odds; None for a model trained on v1.1, which never abstains. between: called after each
-    pass.
+    limits, after_pass: see `predict`. threshold: of the null odds; None for a model trained on v1.1, which never
+    abstains.
     """
-    progress = Progress(int(features.lengths.sum()), "evaluating", show=rank == 0)
-    outputs = predict(
-        model,
-        features,
-        device,
-        args.eval_tokens,
-        args.max_answer_tokens,
-        args.n_best,
-        rank,
-        world_size,
-        gather,
-        progress=progress,
-        between=between,
-    )
-    progress.close()
+    outputs = predict(model, features, limits, world, after_pass)
     frame, gold = data.frame, gold_texts(data.frame)
-    found = find_answers(outputs, features, frame, threshold is not None, args.n_best)
+    found = find_answers(outputs, features, frame, threshold is not None, limits.n_best)
     predictions = decide(found, threshold)
     loss = outputs["loss"][np.array(features.start) >= 0]
     figures = official(gold, predictions, data.version)

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Which epoch is best, and from which null odds on a question has no answer."""
 
 import math
 
