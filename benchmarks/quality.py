@@ -17,29 +17,30 @@ import transformers
 
 from benchmarks.peers.harness import PaddedWindows
 from common import errors
-from common.args import build_parser, seed
-from common.data.cache import prepare
-from common.data.splits import question_sets
-from common.data.tokenizer import load_tokenizer
+from common.args import RESOLVED, build_parser, classes
+from common.data.data import Data
 from common.errors import UserError
 from common.model.loading import load_model
 from common.model.precision import HALF, compute_in
-from common.run.devices import choose_device, peak_memory, place, synchronize
+from common.run.devices import peak_memory, synchronize
 from common.run.environment import describe
 from common.run.record import RunFolder
 from common.run.results import write_results
-from common.run.seeds import quiet_warnings, seed_everything
+from common.run.seeds import seed_everything
 from common.run.settings import resolve, resolve_hardware
+from common.run.world import World
 from common.scoring.evaluation import evaluate
 from common.scoring.selection import Selection, first_threshold
 
 RECIPE = {"batch_size": 32, "learning_rate": 5e-5, "warmup": 0.0, "weight_decay": 0.0}
-KEPT = (  # the options of baseline.py that mean the same here
-    *("train_file", "dev_file", "dev_fraction", "split_by", "max_train_examples", "max_dev_examples", "max_length"),
-    *("overlap", "cache_dir", "model", "epochs", "batch_size", "learning_rate", "warmup", "weight_decay"),
-    *("max_grad_norm", "seed", "select", "device", "precision", "compile", "max_answer_tokens", "n_best"),
-    *("eval_tokens", "run_name", "runs_dir", "first_answer_only"),
-)
+# The options of baseline.py that mean the same here: those that name the data, the model and the experiment, and these.
+ALSO = {"cache_dir", "run_name", "runs_dir", "device", "compile", "eval_tokens", "n_best"}
+BUT = {"dropout", "attention_dropout", "tune_fraction", "patience"}  # the Trainer has its own way
+
+
+def takes(argument, kind):
+    """Whether this argument of baseline.py, of this class, has a meaning here."""
+    return argument in ALSO or (kind in ("input", "experiment") and argument not in BUT)
 
 
 class Epochs(transformers.TrainerCallback):
@@ -68,45 +69,36 @@ def main():
     parser.prog = "python -m benchmarks.quality"
     parser.set_defaults(**RECIPE)
     args = resolve(parser)
-    for action in parser._actions:
-        if action.dest not in (*KEPT, "help") and getattr(args, action.dest) != action.default:
-            raise UserError(f"{action.option_strings[0]}: not an option here; the Trainer keeps its own way")
+    for name, kind in classes(parser).items():
+        if name not in RESOLVED and not takes(name, kind) and getattr(args, name) != parser.get_default(name):
+            raise UserError(f"--{name.replace('_', '-')}: not an option here; the Trainer keeps its own way")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
     os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]  # a Trainer spreads over all the GPUs it sees
-    device = choose_device(args.device)
-    quiet_warnings()
-    resolve_hardware(args, device)
-    seed_everything(seed)
-    tokenizer, sets = load_tokenizer(args.model_path), question_sets(**args.questions)
-    clock = time.perf_counter()
-    features = {
-        name: prepare(questions, tokenizer, args.max_length, args.overlap, args.cache_dir)
-        for name, questions in sets.items()
-    }
-    seconds = {"prepare_data": time.perf_counter() - clock}
-    clock = time.perf_counter()
-    judge = load_model(args.model_path, args.attention, vocabulary=len(tokenizer)).to(device)  # for the scores
+    world = World(args.device)
+    resolve_hardware(args, world)
+    data = Data(args, world)
+    world.connect()
+    device, features, seconds = world.device, data.features, {"prepare_data": data.seconds}
+    begin = time.perf_counter()
+    judge = load_model(args.model_path, args.attention, vocabulary=data.vocabulary).to(device)  # for the scores
     compute_in(judge, HALF.get(args.precision))
     transformers.logging.set_verbosity_error()  # it would report the new head at length
-    seed_everything(seed)
+    seed_everything(args.seed)
     network = transformers.AutoModelForQuestionAnswering.from_pretrained(
         args.model_path, dtype=torch.float32, local_files_only=True, use_safetensors=True
     )
-    seconds["load"] = time.perf_counter() - clock
+    seconds["load"] = time.perf_counter() - begin
     threshold, selection = first_threshold(features), Selection(args.select, patience=0)
     windows = PaddedWindows(features["train"], args.max_length)
 
     with RunFolder(args.runs_dir, args.run_name) as folder, tempfile.TemporaryDirectory() as scratch:
-        places = [place(0, 0, device)]
-        record = describe(args, "hf-trainer", judge, sets, features, 1, places, seconds)
+        record = describe(args, "hf-trainer", judge, data, world, seconds)
         folder.update(record | {"attention": "padded", "compile": args.compile})  # the Trainer's, not the judge's
 
         def score(epoch):
             clock = time.perf_counter()
             judge.network.load_state_dict(network.state_dict())
-            result = evaluate(
-                judge, features["dev"], sets["dev"].data, args, device, threshold, 0, 1, lambda one: [one]
-            )
+            result = evaluate(judge, features["dev"], data.sets["dev"].data, args, world, threshold)
             epoch |= {name: value for name, value in result.figures.items() if value is not None}
             epoch |= {"evaluation_seconds": time.perf_counter() - clock}
             epoch["windows_per_second"] = len(windows) / epoch["train_seconds"]
@@ -134,13 +126,13 @@ def main():
             report_to="none",
             disable_tqdm=True,
             use_cpu=device.type == "cpu",
-            seed=seed,
+            seed=args.seed,
         )
         trainer = transformers.Trainer(
             model=network,
             args=training_args,
             train_dataset=windows,
-            processing_class=tokenizer,
+            processing_class=data.tokenizer,
             data_collator=transformers.default_data_collator,
             callbacks=[Epochs(device, score)],
         )

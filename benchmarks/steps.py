@@ -11,7 +11,6 @@ measured --repeats times, and a line of JSON gives median, least and most. Setti
 
 import argparse
 import collections
-import functools
 import gc
 import itertools
 import json
@@ -19,7 +18,6 @@ import os
 import re
 import statistics
 import time
-import types
 from typing import NamedTuple
 
 import torch
@@ -36,14 +34,13 @@ from common.model.attention import register_attention
 from common.model.fused.gradients import keep_gradient_buffers
 from common.model.precision import HALF, compile_layers, compute_in
 from common.model.span import SpanModel, encoder_layers, flops_per_token, parameter_groups, span_loss, use_attention
-from common.run.devices import choose_device, device_name, peak_memory, synchronize
-from common.run.distributed import SUMS, finish, gather, read_ranks, sharding_mesh, start
+from common.run import distributed, world
+from common.run.devices import device_name, peak_memory, synchronize
 from common.run.environment import git_state
 from common.run.graphs import WARMUP, StepGraphs
-from common.run.profiler import device_kernels, shares, shares_table
-from common.run.progress import linear_schedule, printer
+from common.run.profiler import device_kernels, shares_table, time_shares
 from common.run.seeds import quiet_warnings, seed_dropout
-from common.run.settings import resolve_hardware
+from common.run.settings import choose_kernels
 
 STRATEGIES = ("baseline", "ddp", "fsdp-zero2", "fsdp-zero3")
 BUCKET_MB = 25  # as distributed_ddp.py has it
@@ -58,12 +55,9 @@ def build_parser():
     parser.add_argument("--precision", choices=["auto", "fp32", "tf32", "bf16", "fp16"], default="auto")
     parser.add_argument("--attention", choices=["auto", "fused", "flash", "sdpa"], default="auto")
     parser.add_argument(
-        "--reduce", nargs="+", choices=["fp32", "bf16"], default=["fp32"], help="type in which gradients travel"
+        "--reduce", nargs="+", choices=distributed.HOOKS, default=["rows"], help="as the scripts have it"
     )
     parser.add_argument("--bucket-mb", nargs="+", type=positive, default=[BUCKET_MB], help="size of DDP's buckets")
-    parser.add_argument(
-        "--rows", nargs="+", choices=["met", "all"], default=["met"], help="of the word embeddings' gradient, DDP sends"
-    )
     parser.add_argument("--steps", type=positive, default=50, help="timed steps")
     parser.add_argument("--warmup", type=whole, default=60, help="steps before the first timing")
     parser.add_argument("--repeats", type=positive, default=3)
@@ -91,84 +85,87 @@ class Choice(NamedTuple):
 
     strategy: str
     batch_size: int  # global
-    reduce: str | None = "fp32"  # type in which gradients travel
+    reduce: str | None = "rows"  # how gradients travel; under FSDP the type alone
     bucket_mb: int | None = BUCKET_MB  # DDP's
-    rows: str | None = "met"  # of the word embeddings' gradient that DDP sends
 
 
 def choices(args):
     """The Choices that were asked for, each once."""
-    asked = itertools.product(args.batch_size, args.strategy, args.reduce, args.bucket_mb, args.rows)
-    return list(
-        dict.fromkeys(
-            Choice(
-                strategy,
-                size,
-                None if strategy == "baseline" else reduce,
-                *(own if strategy == "ddp" else (None, None)),
-            )
-            for size, strategy, reduce, *own in asked
+    found = {}
+    for size, strategy, reduce, megabytes in itertools.product(
+        args.batch_size, args.strategy, args.reduce, args.bucket_mb
+    ):
+        if strategy.startswith("fsdp"):
+            reduce = "bf16" if "bf16" in reduce else "fp32"
+        one = Choice(strategy, size, reduce, megabytes)
+        if strategy != "ddp":
+            one = one._replace(bucket_mb=None)
+        if strategy == "baseline":
+            one = one._replace(reduce=None)
+        found[one] = None
+    return list(found)
+
+
+def wrap(choice, model, precision, device):
+    """(the script whose train_step it is, the model wrapped as that script wraps it)."""
+    if choice.strategy == "baseline":
+        return baseline, model
+    if choice.strategy == "ddp":
+        import distributed_ddp
+
+        trained = distributed_ddp.DistributedDataParallel(
+            model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=choice.bucket_mb
         )
-    )
+        trained.register_comm_hook(model, distributed.HOOKS[choice.reduce])
+        return distributed_ddp, trained
+    import distributed_fsdp
+
+    shard = choice.strategy.removeprefix("fsdp-")
+    mesh = distributed.sharding_mesh(shard, device)
+    weights, gradients = HALF.get(precision), HALF.get(choice.reduce, torch.float32)
+    policy = distributed_fsdp.MixedPrecisionPolicy(weights, gradients, cast_forward_inputs=False)
+    for unit in (*encoder_layers(model), model):
+        distributed_fsdp.fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=shard != "zero2")
+    return distributed_fsdp, model
 
 
 class Setting:
     """A Choice, ready to step."""
 
-    def __init__(self, choice, args, features, device, rank, world_size):
-        strategy, batch_size, reduce, bucket_mb, rows = choice
-        self.lengths, self.device, self.rank = features.lengths, device, rank
+    def __init__(self, choice, args, features, world):
+        self.lengths, self.world = features.lengths, world
         network = build_network(args.shape, attn_implementation="packed", attention_probs_dropout_prob=0.0)
-        self.model = model = SpanModel(network, "sdpa").to(device)
+        self.model = model = SpanModel(network, "sdpa").to(world.device)
         use_attention(model, args.attention)
         self.flops = flops_per_token(model, features.lengths)
         compute_in(model, HALF.get(args.precision))
         if args.compile:
             compile_layers(model)
-        train_step, trained = baseline.train_step, model
-        if strategy == "ddp":
-            import distributed_ddp
-
-            train_step = distributed_ddp.train_step
-            trained = distributed_ddp.DistributedDataParallel(
-                model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
-            )
-            state = model if rows == "met" else types.SimpleNamespace(words=None)
-            trained.register_comm_hook(state, SUMS[reduce])
-        elif strategy.startswith("fsdp-"):
-            import distributed_fsdp
-
-            train_step, shard = distributed_fsdp.train_step, strategy.removeprefix("fsdp-")
-            mesh = sharding_mesh(shard, device)
-            weights, gradients = HALF.get(args.precision), HALF.get(reduce, torch.float32)
-            policy = distributed_fsdp.MixedPrecisionPolicy(weights, gradients, cast_forward_inputs=False)
-            for unit in (*encoder_layers(model), model):
-                distributed_fsdp.fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=shard != "zero2")
-        optimizer = torch.optim.AdamW(
-            parameter_groups(model, 0.01), lr=torch.tensor(5e-5, device=device), fused=True, capturable=True
-        )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, linear_schedule(10000, 0.1))
-        scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
-        step = functools.partial(train_step, trained, optimizer, scaler, 1.0, device, world_size)
-        self.scheduler, self.done = scheduler, 0
-        self.plan = whole_batches(features, batch_size)
-        largest = largest_batch(features, plan_epoch(trainable_windows(features), batch_size, 0, 0))
-        plan = itertools.chain([largest], whole_batches(features, batch_size))
-        steps = pack_steps(features, plan, rank, world_size, 1, None, fixed_shapes=args.cuda_graphs)
+        script, trained = wrap(choice, model, args.precision, world.device)
+        rate = torch.tensor(5e-5, device=world.device)
+        optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=rate, fused=True, capturable=True)
+        self.scheduler, self.done = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n)), 0
+        scaler = torch.amp.GradScaler(world.device.type, enabled=args.precision == "fp16")
+        size, trainable = choice.batch_size, trainable_windows(features)
+        self.plan = whole_batches(features, size)
+        largest = largest_batch(features, plan_epoch(trainable, size, 0, 0))
+        plan = itertools.chain([largest], whole_batches(features, size))
+        steps = pack_steps(features, plan, world.rank, world.size, 1, None, fixed_shapes=args.cuda_graphs)
         first = next(steps)
-        for batch in 2 * [share.to(device) for share in first]:
+        for batch in 2 * [batch.to(world.device) for batch in first]:
             optimizer.zero_grad()
             (0 * span_loss(*trained(batch), batch)).backward()
-        if strategy == "ddp":
+        if choice.strategy == "ddp":
             keep_gradient_buffers(model)
         optimizer.zero_grad()
-        self.run_step = StepGraphs(step, device, args.cuda_graphs, (first, batch_size))
-        self.micro_batches = prefetch(steps, device)
+        fixed = (trained, optimizer, scaler, 1.0)
+        self.run_step = StepGraphs(script.train_step, fixed, world.device, args.cuda_graphs, (first, size))
+        self.micro_batches = prefetch(steps, world.device)
 
     def step(self):
         """One optimizer step as the scripts' loops do it; returns its tokens."""
         windows = next(self.plan)
-        seed_dropout(0, self.done, self.rank)
+        seed_dropout(0, self.done, self.world.rank)
         self.run_step(next(self.micro_batches), len(windows))
         self.scheduler.get_last_lr()
         self.scheduler.step()
@@ -178,11 +175,11 @@ class Setting:
     def run(self, steps):
         """(seconds, tokens) of so many steps; waits for the device before and after."""
         tokens = 0
-        synchronize(self.device)
+        synchronize(self.world.device)
         begin = time.perf_counter()
         for _ in range(steps):
             tokens += self.step()
-        synchronize(self.device)
+        synchronize(self.world.device)
         return time.perf_counter() - begin, tokens
 
 
@@ -229,38 +226,32 @@ def largest_kernels(kernels, steps, rows=28):
 
 def main():
     args = build_parser().parse_args()
-    rank, local_rank, world_size = 0, 0, 1
-    distributed_run = "RANK" in os.environ
-    if distributed_run:
-        rank, local_rank, world_size = read_ranks()
-        if world_size > 1 and "baseline" in args.strategy:
-            raise UserError("--strategy baseline is a single process: start it without torchrun")
-    elif set(args.strategy) != {"baseline"}:
+    ranks = int(os.environ.get("WORLD_SIZE", 0))
+    if ranks > 1 and "baseline" in args.strategy:
+        raise UserError("--strategy baseline is a single process: start it without torchrun")
+    if not ranks and set(args.strategy) != {"baseline"}:
         raise UserError("--strategy ddp and fsdp-… need torchrun: `torchrun --standalone … -m benchmarks.steps …`")
-    device = choose_device(args.device, local_rank)
+    here = (distributed.World if ranks else world.World)(args.device)
     quiet_warnings()
-    resolve_hardware(args, device)
+    choose_kernels(args, here.device)
     if args.cuda_graphs:
         args.warmup = max(args.warmup, 2 * WARMUP)  # so that most shapes have their graph
     register_attention()
-    log = printer(rank)
-    features = load_windows(args, log, builds=local_rank == 0)[-1]
-    if distributed_run:
-        start(device)
+    features = load_windows(args, here.log, builds=here.local_rank == 0)[-1]
+    here.connect()
     commit, dirty = git_state()
     for together in [choices(args)] if args.in_turn else [[choice] for choice in choices(args)]:
-        if device.type == "cuda":
+        if here.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         settings, warm = [], []
         for choice in together:
             begin = time.perf_counter()
-            settings.append(Setting(choice, args, features, device, rank, world_size))
+            settings.append(Setting(choice, args, features, here))
             settings[-1].run(args.warmup)
             warm.append(time.perf_counter() - begin)
         rounds, steady = steady_runs(settings, args.steps, args.repeats)
-        memory = peak_memory(device)
-        memory = gather(memory) if distributed_run else [memory]
-        for number, (strategy, batch_size, reduce, bucket_mb, rows) in enumerate(together):
+        memory = here.gather(peak_memory(here.device))
+        for number, (strategy, batch_size, reduce, bucket_mb) in enumerate(together):
             setting, timings = settings[number], [timed[number] for timed in rounds]
             speeds = [batch_size * args.steps / seconds for seconds, _ in timings]
             rates = [tokens * setting.flops / seconds / 1e12 for seconds, tokens in timings]
@@ -268,16 +259,15 @@ def main():
                 "git_commit": commit,
                 "git_dirty": dirty,
                 "torch": torch.__version__,
-                "device": device_name(device),
+                "device": device_name(here.device),
                 "shape": args.shape,
                 "strategy": strategy,
-                "ranks": world_size,
+                "ranks": here.size,
                 "attention": setting.model.attention,
                 "precision": args.precision,
                 "batch_size": batch_size,
                 "reduce": reduce,
                 "bucket_mb": bucket_mb,
-                "rows": rows,
                 "windows_per_second": [round(f(speeds)) for f in (statistics.median, min, max)],
                 "ms_a_step": round(1000 * batch_size / statistics.median(speeds), 2),
                 "useful_tflops": round(statistics.median(rates), 1),
@@ -294,17 +284,16 @@ def main():
             kernels, parts = [], None
             if args.profile:
                 kernels = profile(setting)
-                parts = shares(kernels) if kernels else None
+                parts = time_shares(kernels) if kernels else None
             line["ms_of"] = parts and {kind: round(value / 1000 / PROFILED, 3) for kind, value in parts.items()}
-            log(json.dumps(line))
+            here.log(json.dumps(line))
             if kernels:
-                log(shares_table(parts, PROFILED))
-                log(largest_kernels(kernels, PROFILED))
+                here.log(shares_table(parts, PROFILED))
+                here.log(largest_kernels(kernels, PROFILED))
         del settings, setting
         gc.collect()
         torch.cuda.empty_cache()
-    if distributed_run:
-        finish()
+    here.finish()
 
 
 if __name__ == "__main__":

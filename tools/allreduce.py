@@ -18,10 +18,9 @@ import torch.distributed as dist
 
 from common import errors
 from common.args import positive
-from common.run.devices import choose_device, place, synchronize, topology
-from common.run.distributed import finish, gather, read_ranks, start
+from common.run.devices import synchronize
+from common.run.distributed import World
 from common.run.environment import environment
-from common.run.progress import printer
 from common.run.record import write_json
 
 # (parameters, width) of the published models with a span head (no pooler), as transformers has them.
@@ -89,21 +88,17 @@ def measure(size, dtype, device, repeats, group, member):
 
 def main():
     args = build_parser().parse_args()
-    rank, local_rank, world_size = read_ranks()
-    if world_size < 2:
+    world = World(args.device)
+    if world.size < 2:
         raise errors.UserError("an all-reduce needs two ranks at least: torchrun --nproc-per-node=2")
-    device = choose_device(args.device, local_rank)
-    start(device)
-    places = gather(place(rank, local_rank, device))
-    log = printer(rank)
-    log(topology(places))
+    world.connect()
     sizes = messages(*SHAPES[args.shape], args.megabytes)
     rows = []
-    for path, (group, ranks, member) in paths(rank, world_size).items():
+    for path, (group, ranks, member) in paths(world.rank, world.size).items():
         for name in args.types:
             dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
             own = [size * dtype.itemsize // 4 for size in sizes]  # as many numbers
-            timed = [(size, measure(size, dtype, device, args.repeats, group, member)) for size in own]
+            timed = [(size, measure(size, dtype, world.device, args.repeats, group, member)) for size in own]
             traffic = 2 * (ranks - 1) / ranks
             bandwidth = traffic * timed[-1][0] / statistics.median(timed[-1][1])
             latency = statistics.median(timed[0][1]) / (2 * (ranks - 1))
@@ -120,16 +115,16 @@ def main():
                         "ring_milliseconds": 1000 * ring_seconds(size, ranks, bandwidth, latency),
                     }
                 )
-    log(f"\n{'path':15}{'type':6}{'MB':>10}{'ms':>10}{'least':>10}{'most':>10}{'bus GB/s':>10}{'ring, ms':>10}")
+    world.log(f"\n{'path':15}{'type':6}{'MB':>10}{'ms':>10}{'least':>10}{'most':>10}{'bus GB/s':>10}{'ring, ms':>10}")
     for row in rows:
         times = "".join(f"{value:10.3f}" for value in row["milliseconds"])
         bus, ring = row["bus_gb_per_second"], row["ring_milliseconds"]
-        log(f"{row['path']:15}{row['type']:6}{row['bytes'] / 1e6:10.3f}{times}{bus:10.2f}{ring:10.3f}")
-    if args.output and rank == 0:
-        record = {**environment(), "world_size": world_size, "ranks": places, "all_reduce": rows}
+        world.log(f"{row['path']:15}{row['type']:6}{row['bytes'] / 1e6:10.3f}{times}{bus:10.2f}{ring:10.3f}")
+    if args.output and world.rank == 0:
+        record = {**environment(), "world_size": world.size, "ranks": world.places, "all_reduce": rows}
         write_json(Path(args.output), record, indent=1)
     return 0
 
 
 if __name__ == "__main__":
-    errors.run(main, finish)
+    errors.run(main, World.finish)

@@ -10,16 +10,14 @@ From Python: `reader = load("runs/NAME/model")`, then `ask(reader, text, ["Who b
 import argparse
 import bisect
 import contextlib
+import dataclasses
 import functools
 import json
 import os
 import re
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from common import errors
 from common.args import HelpFormatter, few, positive
@@ -32,11 +30,11 @@ from common.model.finding import find_model, load_config, positions
 from common.model.loading import load_model
 from common.model.precision import HALF, compile_layers, compute_in
 from common.model.span import SpanModel
-from common.run.devices import choose_device
 from common.run.progress import Progress
 from common.run.record import write_json
 from common.run.seeds import quiet_warnings
-from common.run.settings import read_settings, resolve_hardware
+from common.run.settings import choose_kernels, read_settings
+from common.run.world import World
 from common.scoring.answers import decide
 from common.scoring.evaluation import find_answers, predict
 from common.scoring.selection import finished_threshold
@@ -44,7 +42,14 @@ from common.scoring.selection import finished_threshold
 SEARCHED = 20  # answers searched for each question, as the training scripts' --n-best; fewer are shown
 
 
-@dataclass
+class Quiet(World):
+    """A World whose log lines go to stderr: stdout is for answers."""
+
+    def log(self, text):
+        tell(text)
+
+
+@dataclasses.dataclass
 class Reader:
     """A fine-tuned model, and how it wants to be asked.
 
@@ -55,11 +60,12 @@ class Reader:
     model: SpanModel
     tokenizer: object
     settings: dict
-    device: torch.device
+    world: World
     max_length: int
     overlap: int
     max_answer_tokens: int
     eval_tokens: int
+    n_best: int = SEARCHED
 
 
 def load(name, device="auto", precision="auto", eval_tokens=None, compiled=False):
@@ -81,17 +87,16 @@ def load(name, device="auto", precision="auto", eval_tokens=None, compiled=False
 
     args = argparse.Namespace(precision=precision, attention="auto", attention_dropout=0.0, eval_tokens=eval_tokens)
     args.compile, args.cuda_graphs, args.deterministic = compiled, False, False
-    device = choose_device(device, log=tell)
+    world = Quiet(device)
     quiet_warnings()
-    resolve_hardware(args, device)
-    model = load_model(path, args.attention, vocabulary=vocabulary_size(tokenizer), needs_head=True, log=tell).to(
-        device
-    )
+    choose_kernels(args, world.device)
+    model = load_model(path, args.attention, vocabulary=vocabulary_size(tokenizer), needs_head=True, log=tell)
+    model.to(world.device)
     compute_in(model, HALF.get(args.precision))
     if args.compile:
         compile_layers(model)
     longest = settings.get("max_answer_tokens", 30)
-    return Reader(model, tokenizer, settings, device, max_length, overlap, longest, args.eval_tokens)
+    return Reader(model, tokenizer, settings, world, max_length, overlap, longest, args.eval_tokens)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -131,18 +136,8 @@ def find(reader, data, n_best=SEARCHED):
     several = tokens > reader.eval_tokens  # a single pass needs no bar, and a log file none at all
     progress = Progress(tokens, "answering", show=several and sys.stderr.isatty())
     n_best = max(n_best, SEARCHED)  # a shorter search could break ties otherwise than the evaluation's
-    outputs = predict(
-        reader.model,
-        features,
-        reader.device,
-        reader.eval_tokens,
-        reader.max_answer_tokens,
-        n_best,
-        rank=0,
-        world_size=1,
-        gather=lambda part: [part],
-        progress=progress,
-    )
+    limits = dataclasses.replace(reader, n_best=n_best)
+    outputs = predict(reader.model, features, limits, reader.world, progress)
     progress.close()
     found = find_answers(outputs, features, data.frame, threshold is not None, n_best)
     if n_best > SEARCHED:  # probabilities among as many as ever

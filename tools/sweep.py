@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import ROOT, errors
-from common.args import build_parser, few, positive
+from common.args import build_parser, classes, few, positive
 from common.errors import UserError
 from common.run.lock import process_begun
 from common.run.settings import check_combinations
@@ -38,8 +38,7 @@ STRATEGIES = {  # script and what else it is given
 }
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 TO_DO = ("new", "begun")
-# What a campaign decides itself: settings, and that its runs are trainings.
-OWN = ("--seed", "--precision", "--runs-dir", "--run-name", "--dry-run", "--evaluate-only")
+OWN = {"seed", "precision", "runs_dir", "run_name"}  # a campaign sets these itself
 
 
 @dataclass
@@ -96,15 +95,17 @@ def plan(args):
 
 def check_arguments(args):
     """The arguments as a run parses them; UserError for what no run would take, before the first of many finds out."""
-    own = [*OWN, *(["--batch-size"] if args.batch_per_gpu else [])]
+    own = OWN | {name for name, kind in classes().items() if kind == "mode"}  # its runs are trainings
+    own |= {"batch_size"} if args.batch_per_gpu else set()
     for word in args.arguments:
-        if word.split("=")[0] in own:
+        if word.split("=")[0].removeprefix("--").replace("-", "_") in own:
             raise UserError(f"{word}: a campaign decides this itself; `python -m tools.sweep --help` says how")
     parser = build_parser("")
     parser.prog = "baseline.py"
     if "baseline" not in args.strategies:
         parser.prog = "distributed_ddp.py"
-        parser.add_argument("--reduce", choices=["fp32", "bf16"])
+        fsdp = any(strategy.startswith("fsdp") for strategy in args.strategies)
+        parser.add_argument("--reduce", choices=["fp32", "bf16", *([] if fsdp else ["rows", "rows-bf16"])])
     parsed = parser.parse_args(args.arguments)
     check_combinations(parsed)
     return parsed

@@ -114,9 +114,7 @@ class Bench:
                 "seconds": seconds,
                 "cpu_seconds": cpu,  # less than seconds times threads where others took the CPU
                 "peak_memory_bytes": [peak_memory(device) for device in devices],
-                "devices": [
-                    {"name": device_name(device), "uuid": device_uuid(device)} for device in devices
-                ],
+                "devices": [{"name": device_name(device), "uuid": device_uuid(device)} for device in devices],
                 "threads": torch.get_num_threads(),
                 "precision": self.precision,
                 "attention": self.attention,

@@ -35,7 +35,7 @@ def total(spans):
     return sum(end - begin for begin, end in spans)
 
 
-def shares(kernels):
+def time_shares(kernels):
     """The time of each kind of work of one rank, a dict, from its kernels as (name, begin, end), in their unit.
 
     Time in which several kernels run counts once, for communication last: hidden is what runs beside other work,
@@ -62,7 +62,7 @@ def shares(kernels):
 
 
 def shares_table(times, steps):
-    """The shares as lines of text; times: from `shares`, in microseconds. What is hidden adds nothing to the sum."""
+    """The shares as lines of text; times: from `time_shares`, in microseconds. What is hidden adds nothing to the sum."""
     lines = [f"{'':24}{'ms a step':>10}{'share':>8}"]
     for kind, time in times.items():
         lines.append(f"{kind:24}{time / 1000 / steps:10.2f}{time / times['all']:8.1%}")
@@ -131,7 +131,7 @@ class Profiler:
         self.log(profiler.key_averages().table(sort_by=order, row_limit=12, max_name_column_width=60))
         kernels = device_kernels(profiler)
         if kernels:
-            self.log(shares_table(shares(kernels), self.active))
+            self.log(shares_table(time_shares(kernels), self.active))
             try:
                 draw_step(kernels, self.active, self.folder / "step.png")
             except ImportError:

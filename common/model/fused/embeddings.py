@@ -3,7 +3,6 @@
 import torch
 
 from common.model.fused.gradients import WritesGradients, into_buffers
-from common.model.fused.kernels import embed, embed_backward
 
 
 class FusedEmbedding(torch.autograd.Function):
@@ -11,18 +10,20 @@ class FusedEmbedding(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, ids, positions, types, eps, dropout, seed, padding, dtype, buffers, *tables):
+        from common.model.fused import kernels
 
         word, position, _, weight, _ = tables
-        out, saved = embed(ids, positions, types, *tables, eps, dropout, seed, dtype)
+        out, saved = kernels.embed(ids, positions, types, *tables, eps, dropout, seed, dtype)
         ctx.dropout, ctx.padding, ctx.rows, ctx.buffers = dropout, padding, (len(word), len(position)), buffers
         ctx.save_for_backward(ids, positions, types, weight, seed, *saved)
         return out
 
     @staticmethod
     def backward(ctx, grad):
+        from common.model.fused import kernels
 
         ids, positions, types, weight, seed, *saved = ctx.saved_tensors
-        dsum, (dweight, dshift, *dkinds) = embed_backward(
+        dsum, (dweight, dshift, *dkinds) = kernels.embed_backward(
             grad.contiguous(), saved, types, weight, ctx.dropout, seed
         )
         buffers = ctx.buffers or [dsum.new_empty(rows, dsum.shape[1]) for rows in ctx.rows]

@@ -12,16 +12,6 @@ import torch
 from torch import nn
 
 from common.model.fused.gradients import WritesGradients, into_buffers, product
-from common.model.fused.kernels import (
-    add_norm,
-    add_norm_backward,
-    attention_backward,
-    attention_forward,
-    column_sums,
-    gelu,
-    gelu_backward,
-    row_sums,
-)
 
 NAMES = (  # a layer's parameters, as BERT and its likes (RoBERTa, ELECTRA, …) name them
     "attention.self.query",
@@ -43,6 +33,7 @@ class FusedLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, heads, cu_seqlens, max_length, dropout, eps, seeds, halves, buffers, *weights):
+        from common.model.fused import kernels
 
         wq, bq, wk, bk, wv, bv, wo, bo, norm1, shift1, wi, bi, wd, bd, norm2, shift2 = weights
         if halves is None:  # the weights have the type of x: fp32, or half as FSDP's, which it may free until backward
@@ -51,11 +42,11 @@ class FusedLayer(torch.autograd.Function):
             wqkv, bqkv, wo, wi, wd = halves
             kept = (wqkv,)
         qkv = torch.addmm(bqkv, x, wqkv.t())
-        attended, lse = attention_forward(qkv, heads, cu_seqlens, max_length)
-        middle, saved1 = add_norm(attended @ wo.t(), bo, x, norm1, shift1, eps, dropout, seeds, 0)
+        attended, lse = kernels.attention_forward(qkv, heads, cu_seqlens, max_length)
+        middle, saved1 = kernels.add_norm(attended @ wo.t(), bo, x, norm1, shift1, eps, dropout, seeds, 0)
         up = middle @ wi.t()
-        active = gelu(up, bi)
-        out, saved2 = add_norm(active @ wd.t(), bd, middle, norm2, shift2, eps, dropout, seeds, 1)
+        active = kernels.gelu(up, bi)
+        out, saved2 = kernels.add_norm(active @ wd.t(), bd, middle, norm2, shift2, eps, dropout, seeds, 1)
         ctx.max_length, ctx.dropout, ctx.buffers = max_length, dropout, buffers
         ctx.save_for_backward(
             x, qkv, attended, lse, middle, up, active, *saved1, *saved2, wo, wi, wd, bi, norm1, norm2, cu_seqlens,
@@ -65,17 +56,18 @@ class FusedLayer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        from common.model.fused import kernels
 
         tensors = ctx.saved_tensors  # once: activation checkpointing computes them again each time
         x, qkv, attended, lse, middle, up, active, *saved = tensors[:13]
         wo, wi, wd, bi, norm1, norm2, cu_seqlens, seeds, *kept = tensors[13:]
         dropout, dtype = ctx.dropout, bi.dtype  # that of the parameters, and so of their gradients
         buffers = ctx.buffers or 16 * [None]  # in the order of the weights: 6 is of wo, 10 of wi, 12 of wd
-        dout, dmiddle, parts2 = add_norm_backward(grad.contiguous(), saved[3:], norm2, dropout, seeds, 1)
-        dup, parts_up = gelu_backward(dout @ wd, up, bi)
+        dout, dmiddle, parts2 = kernels.add_norm_backward(grad.contiguous(), saved[3:], norm2, dropout, seeds, 1)
+        dup, parts_up = kernels.gelu_backward(dout @ wd, up, bi)
         dmiddle = dmiddle.addmm_(dup, wi)
-        dattended, dx, parts1 = add_norm_backward(dmiddle, saved[:3], norm1, dropout, seeds, 0)
-        dqkv = attention_backward(dattended @ wo, qkv, attended, lse, cu_seqlens, ctx.max_length)
+        dattended, dx, parts1 = kernels.add_norm_backward(dmiddle, saved[:3], norm1, dropout, seeds, 0)
+        dqkv = kernels.attention_backward(dattended @ wo, qkv, attended, lse, cu_seqlens, ctx.max_length)
         dx = dx.addmm_(dqkv, kept[0] if len(kept) == 1 else torch.cat(kept))
         # The weights' gradients last. Until then NCCL has sent those of the layer after this one: beside it these
         # products, which fill every multiprocessor just once, would take half as long again.
@@ -83,7 +75,7 @@ class FusedLayer(torch.autograd.Function):
         dwi = product(dup, middle, dtype, buffers[10])
         dwo = product(dattended, attended, dtype, buffers[6])
         dwq, dwk, dwv = product(dqkv, x, dtype).chunk(3)
-        sums = [total.to(dtype) for total in column_sums(row_sums(dqkv), parts1, parts_up, parts2)]
+        sums = [total.to(dtype) for total in kernels.column_sums(kernels.row_sums(dqkv), parts1, parts_up, parts2)]
         (dbq, dbk, dbv), (dnorm1, dshift1, dbo), (dnorm2, dshift2, dbd) = (sums[i].chunk(3) for i in (0, 1, 3))
         gradients = (
             dwq, dbq, dwk, dbk, dwv, dbv, dwo, dbo, dnorm1, dshift1, dwi, sums[2], dwd, dbd, dnorm2, dshift2,
