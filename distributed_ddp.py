@@ -76,17 +76,17 @@ def main():
     keep_gradient_buffers(model)  # from now on gradients are written into DDP's buckets
     optimizer.zero_grad()
     fixed = (model, optimizer, scaler, args.max_grad_norm)
-    step = StepGraphs(train_step, fixed, world.device, args.cuda_graphs, largest)
+    run_step = StepGraphs(train_step, fixed, world.device, args.cuda_graphs, largest)
 
     with Run("ddp", args, world, data, model, optimizer, scaler) as run:  # resumes
         # The rate climbs linearly for `up` steps, then falls linearly to 0. n: steps of this start.
-        first, up, down = run.step, data.warmup_steps, data.total_steps - data.warmup_steps
-        factor = lambda n: min((first + n + 1) / up, (up + down - first - n) / max(1, down))
+        done, up, down = run.step, data.warmup_steps, data.total_steps - data.warmup_steps
+        factor = lambda n: min((done + n + 1) / up, (up + down - done - n) / max(1, down))
         scheduler = LambdaLR(optimizer, factor)
         for epoch in run.epochs():
             for windows, micro_batches in data.steps(epoch, run.step):
                 seed_dropout(args.seed, run.step, world.rank)
-                loss, norm = step(micro_batches, len(windows))
+                loss, norm = run_step(micro_batches, len(windows))
                 run.log_step(windows, loss, norm, scheduler.get_last_lr()[0])  # may save or stop
                 scheduler.step()
             run.end_training()

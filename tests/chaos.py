@@ -43,25 +43,29 @@ OPTIONS = ["--save-steps", "3", "--epochs", "2"]
 KILLER = """
 import atexit, json, os, subprocess, sys, threading, time
 
+AFTER = "end_training", "tune_threshold", "score", "keep", "log_epoch", "epochs"  # what is no training
+
 def watch(plan, rank):
     main, spent, started = threading.main_thread().ident, {}, []
     helper = subprocess.Popen(["sh", "-c", f"read now && kill -9 {os.getpid()}"],
                               stdin=subprocess.PIPE, text=True)
 
     def where():
-        names, step, frame = set(), None, sys._current_frames().get(main)
+        names, run, frame = set(), None, sys._current_frames().get(main)
         while frame is not None:
             names.add((os.path.basename(frame.f_code.co_filename), frame.f_code.co_name))
-            if frame.f_code.co_name in ("train_one_epoch", "main") and step is None:
-                step = frame.f_locals.get("step")
+            if frame.f_code.co_name == "main" and "run" in frame.f_locals:
+                run = frame.f_locals["run"]
+                if "windows" in frame.f_locals and not names & {("run.py", name) for name in AFTER}:
+                    names.add("step")
             frame = frame.f_back
-        functions = {name for _, name in names}
+        step = run and run.step
         if ("checkpoint.py", "write") in names:
             return "checkpoint", step
-        if "train_one_epoch" in functions:
+        if "step" in names:
             started.append(1)
             return "training", step
-        if "evaluate" in functions or "save_model" in functions:
+        if names & {("evaluation.py", "evaluate"), ("loading.py", "save_model")}:
             return "evaluation", step
         return ("between" if started else "start-up"), step
 

@@ -22,7 +22,9 @@ import atexit, contextlib, json, os, runpy, signal, sys, time
 import torch, transformers, pandas, torch.utils.tensorboard, torch.distributed.fsdp, torch.distributed.optim
 from transformers.models.bert import modeling_bert
 from tensorboard.backend.event_processing import event_file_loader
-from common import args, evaluation, features, graphs, runtime, record
+from common.data import data
+from common.model import loading
+from common.run import distributed, run, settings
 
 def rank_process(job, rank):
     sys.stdin.close()

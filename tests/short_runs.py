@@ -67,14 +67,14 @@ def undisturbed(way, setting):
 # The run ends by its own hand after the checkpoint: as a kill does, without a word to the record.
 END_AT = """
 import os
-from common import runtime
+from common.run.run import Run
 
-def ending(self, ends=runtime.Monitor.saving_ends):
-    ends(self)
-    if rank == 0 and self.folder.record["attempts"][-1]["steps"] == {step}:
+def ending(self, save=Run.save):
+    save(self)
+    if rank == 0 and self.step == {step}:
         os._exit(9)
 
-runtime.Monitor.saving_ends = ending
+Run.save = ending
 """
 
 

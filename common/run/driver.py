@@ -1,6 +1,6 @@
 """Whether the installed NVIDIA driver can run the CUDA that torch is built for, and what to install if not.
 
-    python -m common.driver       before torch is installed: stops if the default build would not run here
+    python -m common.run.driver       before torch is installed: stops if the default build would not run here
 
 A build runs on every driver of its CUDA major version, so 12.6 serves the drivers of all CUDA 12.x; the default torch
 wheel is built for CUDA 13. Needs nothing but the standard library.
@@ -10,7 +10,8 @@ import ctypes
 import os
 import re
 import sys
-from pathlib import Path
+
+from common import ROOT
 
 OLD_DRIVER_INDEX = "https://download.pytorch.org/whl/cu126"
 DEFAULT_BUILD = "13.0"  # of the wheel that PyPI gives for the version in requirements.txt
@@ -18,7 +19,7 @@ DEFAULT_BUILD = "13.0"  # of the wheel that PyPI gives for the version in requir
 
 def torch_pin():
     """The torch version that requirements.txt names."""
-    text = (Path(__file__).resolve().parent.parent / "requirements.txt").read_text()
+    text = (ROOT / "requirements.txt").read_text()
     return re.search(r"^torch==(\S+)", text, re.MULTILINE).group(1)
 
 

@@ -22,7 +22,7 @@ def memory_for(micro_batches):
         way = "`--checkpoint-activations` takes less"
         if less < tokens:
             way = f"`--max-tokens-per-device {less}` splits each step further and leaves the experiment the same"
-        raise UserError(f"out of memory on a micro-step of {tokens} tokens: {way}") from None
+        raise UserError(f"out of memory on a micro-batch of {tokens} tokens: {way}") from None
 
 
 def shape(micro_batches, num_windows):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.run.profiler import draw_step, kind_of, merge, shares, shares_table
+from common.run.profiler import draw_step, kind_of, merge, shares_table, time_shares
 
 KERNELS = [  # ms of a step of 20: (name, begin, end), in microseconds
     ("nvjet_sm90_tst_192x192_64x3_2x1_v_bz_coopB_NNN", 0, 4000),
@@ -30,7 +30,7 @@ def test_kinds_of_kernels():
 
 
 def test_shares_add_up():
-    found = shares(KERNELS)
+    found = time_shares(KERNELS)
     assert found == {
         "GEMM": 4000,
         "attention": 2000,

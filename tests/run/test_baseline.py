@@ -16,10 +16,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny import ROOT, SAMPLE, SAMPLE_V2, minilm_tokenizer, save_network
 
 import baseline
-from common import (
-    runtime,  # OLDMODULE
-)
 from common.errors import UserError
+from common.model import finding, loading
+from common.run import run as run_module
+from common.run import settings
+from common.run.agreement import Agreement
+from common.run.curves import CHARTS
+from common.run.devices import choose_device
+from common.run.progress import Progress
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +107,7 @@ def test_a_run_leaves_a_whole_folder(train, small_model):
     tags = EventAccumulator(str(folder / "tensorboard")).Reload().Tags()
     assert {"step/grad_norm", "step/windows_per_second", "epoch/train_loss", "epoch/exact"} <= set(tags["scalars"])
     assert "custom_scalars__config__" in tags["tensors"]
-    for _, shown in runtime.CHARTS["by epoch"].values():
+    for _, shown in CHARTS["by epoch"].values():
         assert all(any(re.fullmatch(one, tag) for tag in tags["scalars"]) for one in shown)
     mean = sum(value for _, value in steps[:6]) / 6
     assert run["epochs"][0]["train_loss"] == pytest.approx(mean, rel=1e-6)
@@ -146,14 +150,14 @@ def test_last_batch_may_be_smaller(train):
 
 def test_early_stopping_and_best_and_last_model(train, monkeypatch):
     figures = iter([10.0, 30.0, 20.0, 25.0, 40.0])
-    evaluate = baseline.evaluate
+    evaluate = run_module.evaluate
 
     def scripted(*arguments, **named):
         result = evaluate(*arguments, **named)
         result.figures["f1"] = next(figures)
         return result
 
-    monkeypatch.setattr(baseline, "evaluate", scripted)
+    monkeypatch.setattr(run_module, "evaluate", scripted)
     folder = train("stopping", "--epochs", "5", "--patience", "2", "--learning-rate", "1e-3", examples=16)
     run = record(folder)
     assert [epoch["best"] for epoch in run["epochs"]] == [True, True, False, False] and run["status"] == "finished"
@@ -177,7 +181,7 @@ def test_a_step_that_is_not_finite_is_not_applied_and_stops_the_run(train, monke
         return real_loss(start_logits * factor, end_logits, batch)
 
     monkeypatch.setattr(baseline, "span_loss", poisoned)
-    monkeypatch.setattr(runtime.Monitor, "LOOK", 1e9)  # after step 1 it reads at log lines alone
+    monkeypatch.setattr(Agreement, "INTERVAL", 1e9)  # after step 1 it reads at log lines alone
     with pytest.raises(UserError, match=r"step 3: .*not finite.*windows: \[\d+"):
         train("poisoned", "--epochs", "1", "--log-every", "5", "--precision", precision, "--learning-rate", "1e-3")
     assert not torch.equal(weights[1], weights[2]) and torch.equal(weights[2], weights[3])
@@ -185,7 +189,7 @@ def test_a_step_that_is_not_finite_is_not_applied_and_stops_the_run(train, monke
 
 
 def test_a_failed_run_is_recorded(train, monkeypatch, tmp_path):
-    monkeypatch.setattr(baseline, "train_one_epoch", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(baseline, "seed_dropout", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train("failing", "--epochs", "1")
     run = record(tmp_path / "runs" / "failing")
@@ -412,10 +416,10 @@ def test_under_a_gpu_allocation_the_cpu_is_not_taken_in_silence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("SLURM_JOB_GPUS", "0,1")
     with pytest.raises(UserError, match="torch sees no CUDA device"):
-        runtime.choose_device("auto")
-    assert runtime.choose_device("cpu").type == "cpu"
+        choose_device("auto")
+    assert choose_device("cpu").type == "cpu"
     monkeypatch.delenv("SLURM_JOB_GPUS")
-    assert runtime.choose_device("auto").type == "cpu"
+    assert choose_device("auto").type == "cpu"
 
 
 def test_one_of_several_visible_gpus_is_pinned(monkeypatch):
@@ -425,56 +429,63 @@ def test_one_of_several_visible_gpus_is_pinned(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", pinned.append)
     monkeypatch.setattr(torch.cuda, "Stream", lambda index: f"stream {index}")
     monkeypatch.setattr(torch.cuda, "set_stream", pinned.append)
-    assert runtime.choose_device("auto", log=said.append) == torch.device("cuda", 0)
+    assert choose_device("auto", log=said.append) == torch.device("cuda", 0)
     assert pinned == [0, "stream 0"] and "2 GPUs are visible" in said[0]
-    assert runtime.choose_device("auto", 1, said.append) == torch.device("cuda", 1) and len(said) == 1
+    assert choose_device("auto", 1, said.append) == torch.device("cuda", 1) and len(said) == 1
     with pytest.raises(UserError, match="local rank 2 has no GPU"):
-        runtime.choose_device("auto", 2)
+        choose_device("auto", 2)
 
 
 def test_the_default_model_is_checked(monkeypatch):
-    monkeypatch.setattr(model_module, "MINILM_SHA256", "0" * 64)
+    monkeypatch.setattr(finding, "MINILM_SHA256", "0" * 64)
     with pytest.raises(UserError, match="sha256"):
-        model_module.minilm_folder()
+        finding.minilm_folder()
 
 
 def test_progress_in_a_log_is_a_line_every_so_often(capsys):
-    progress = runtime.Progress(100, "epoch 1", every=0.0)
+    progress = Progress(100, "epoch 1", every=0.0)
     progress(25, "loss 1.5")
     assert "epoch 1  25%" in capsys.readouterr().out
-    quiet = runtime.Progress(100, "epoch 1", every=1000.0)
+    quiet = Progress(100, "epoch 1", every=1000.0)
     quiet(50)
     assert capsys.readouterr().out == ""
 
 
 def test_a_shared_optimizer_takes_no_gradient_scaler(monkeypatch):
-    monkeypatch.setattr(runtime, "choose_precision", lambda name, device: name)
+    monkeypatch.setattr(settings, "choose_precision", lambda name, device: name)
     with pytest.raises(UserError, match="--zero1 with --precision fp16"):
-        runtime.resolve_hardware(argparse.Namespace(precision="fp16", zero1=True), torch.device("cuda"))
+        settings.choose_kernels(argparse.Namespace(precision="fp16", zero1=True), torch.device("cuda"))
 
 
-def test_linear_schedule():
-    factor = runtime.linear_schedule(100, 0.1)
-    assert [factor(step) for step in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
-    assert factor(55) == pytest.approx(0.5) and factor(99) == pytest.approx(1 / 90)
+def test_the_rate_climbs_over_the_warm_up_and_falls_to_0(train):
+    options = ["--epochs", "5", "--learning-rate", "1e-3", "--warmup", "0.3"]
+    rates = [value for _, value in curve(train("schedule", *options, examples=32), "step/learning_rate")]
+    assert len(rates) == 20  # 6 up, 14 down
+    assert [rates[step] for step in (0, 2, 5)] == pytest.approx([1e-3 / 6, 0.5e-3, 1e-3])
+    assert rates[13] == pytest.approx(0.5e-3) and rates[19] == pytest.approx(1e-3 / 14)
+
+
+def test_a_warm_up_of_a_single_step(train):
+    folder = train("single", "--epochs", "1", "--learning-rate", "1e-3", "--batch-size", "64")
+    assert [value for _, value in curve(folder, "step/learning_rate")] == [pytest.approx(1e-3)]
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_padded_networks_run_without_graphs(train, monkeypatch, packed):
     """Their code is not ours, and may copy from the host (DeBERTa-v2's does) or ask the device what it holds."""
-    resolve_hardware, seen = runtime.resolve_hardware, []
+    resolve_hardware, seen = baseline.resolve_hardware, []
 
-    def with_graphs(args, device):
-        resolve_hardware(args, device)
+    def with_graphs(args, world):
+        resolve_hardware(args, world)
         args.cuda_graphs = True  # as on CUDA
 
-    def graphs(function, device, enabled, largest):
+    def graphs(function, fixed, device, enabled, largest):
         seen.append(enabled)
         raise UserError("seen enough")
 
-    monkeypatch.setattr(runtime, "resolve_hardware", with_graphs)
+    monkeypatch.setattr(baseline, "resolve_hardware", with_graphs)
     monkeypatch.setattr(baseline, "StepGraphs", graphs)
-    monkeypatch.setattr(model_module, "packs", lambda model: packed)
+    monkeypatch.setattr(loading, "packs", lambda model: packed)
     with pytest.raises(UserError, match="seen enough"):
         train("graphs")
     assert seen == [packed]

@@ -6,7 +6,7 @@ import sys
 import pytest
 from tiny import ROOT
 
-from common import driver  # OLDMODULE
+from common.run import driver
 
 
 @pytest.mark.parametrize(

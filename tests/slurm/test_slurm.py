@@ -174,7 +174,7 @@ def test_a_rank_that_fails_before_the_others_meet_it_ends_the_job_with_its_error
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
         "def hook(event, arguments):\n"
-        "    if event == 'import' and arguments[0] == 'common.evaluation':\n"
+        "    if event == 'import' and arguments[0] == 'common.scoring.evaluation':\n"
         "        raise RuntimeError('planted in rank 1')\n"
         "if os.environ.get('RANK') == '1':\n"
         "    sys.addaudithook(hook)\n"
@@ -258,7 +258,7 @@ def test_a_job_that_does_not_stop_when_asked_is_requeued_all_the_same(cluster, o
     job.wait_for(r"back into the queue: job \d+ goes on from \S+/step-\d+")
     assert finish_requeued(job) == "COMPLETED", job.log()
     assert "asked to stop" in job.log() and "stopped as asked" not in job.log()
-    assert re.search(r"start 2 of job (?s:.*)going on from \S+/step-\d+", job.log())
+    assert re.search(r"start 2 of job (?s:.*)resuming from \S+/step-\d+", job.log())
     run = record(runs_dir / str(job.number))
     assert run["status"] == "finished" and len(run["attempts"]) == 2 and len(run["epochs"]) == 12
 
@@ -291,7 +291,7 @@ def test_a_job_that_loses_a_node_goes_on_after_its_requeue(cluster, options, run
     cluster.start_daemon("slurmd", "-D", "-N", "n2")
     cluster.wait_until("the nodes are idle", cluster.idle)
     assert finish_requeued(job) == "COMPLETED", job.log()
-    assert re.search(r"start 2 of job (?s:.*)going on from \S+/step-\d+", job.log())
+    assert re.search(r"start 2 of job (?s:.*)resuming from \S+/step-\d+", job.log())
     same_as_alone(*(runs_dir / str(one.number) for one in (job, alone)), attempts=2)
 
 

@@ -23,29 +23,29 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tiny import ROOT, SAMPLE
 from torch.utils.tensorboard import SummaryWriter
 
-from common import (
-    checkpoint,  # OLDMODULE
-    errors,
-    record,  # OLDMODULE
-    runtime,  # OLDMODULE
-)
+from common import errors
 from common.errors import UserError
+from common.run import checkpoint, environment, lock
+from common.run import record as records
+from common.run.curves import Curves
 from common.run.interrupts import StopRequest
 from common.run.lock import holder_is_gone, process_begun
 from common.run.record import RunFolder
+from common.run.state import training_state
+from common.run.world import World
 
 
 def test_a_file_beside_the_code_is_no_change_of_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "ROOT", tmp_path)
-    assert records.git_state() == (None, None)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    assert environment.git_state() == (None, None)
     (tmp_path / "code.py").write_text("1\n")
     identity = ["-c", "user.name=a", "-c", "user.email=a"]
     for words in (["init", "-q"], ["add", "code.py"], [*identity, "commit", "-qm", "."]):
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
     (tmp_path / "notes.txt").write_text("The ferry was built in 1932.\n")
-    assert records.git_state()[1] is False
+    assert environment.git_state()[1] is False
     (tmp_path / "code.py").write_text("2\n")
-    assert records.git_state()[1] is True
+    assert environment.git_state()[1] is True
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,9 @@ def setting(tmp_path_factory):
 AT = """
 import os, signal, time
 import torch
-from common import checkpoint, evaluation, features, runtime
-runtime.Monitor.LOOK = 0
+from common.run.agreement import Agreement
+from common.run.run import Run
+Agreement.INTERVAL = 0
 calls = 0
 
 def at(holder, name, number, ranks, what, first=True):
@@ -74,37 +75,38 @@ def at(holder, name, number, ranks, what, first=True):
 def terminate(*_):
     os.kill(os.getpid(), signal.SIGTERM)
 
-def request(monitor, *_):
-    (monitor.folder.path / "stop").touch()
+def request(run, *_):
+    (run.folder.path / "stop").touch()
 """
 
 UNTRAINED = """
-from common import args
-resolve = args.resolve
+from common.run import settings
+resolve = settings.resolve
 def scoring(parser):
     found = resolve(parser)
     found.score_untrained = True
     return found
-args.resolve = scoring
+settings.resolve = scoring
 """
 
 # SIGTERM once more on the way out, while the record is written and while the ranks wait for each other: as it comes
 # when Slurm signals all processes, and torchrun its own.
 AGAIN = """
-from common import distributed, record
+from common.run import distributed, record, world
 def again(holder, name):
     function = getattr(holder, name)
     setattr(holder, name, lambda *arguments: (terminate(), function(*arguments))[1])
 again(record.RunFolder, "__exit__")
-again(distributed, "finish")
+for World in (world.World, distributed.World):
+    World.finish = staticmethod(lambda finish=World.finish: (terminate(), finish())[1])
 """
 
 STOPS = {  # where: (what is done there, what is said of the step)
-    "SIGTERM to one rank in training": (AGAIN + "at(runtime.Monitor, 'step', 5, [1], terminate)", "at step 5;"),
-    "a file before the first step": (UNTRAINED + "at(runtime.Monitor, 'must_stop', 1, [0], request)", "at step 0;"),
-    "a file in training": ("at(runtime.Monitor, 'step', 11, [0], request)", "at step 11;"),
-    "a file in evaluation": ("at(runtime.Monitor, 'must_stop', 2, [0], request)", "at step 8;"),
-    "SIGTERM to all in evaluation": ("at(runtime.Monitor, 'must_stop', 3, [0, 1, 2], terminate)", "at step 16;"),
+    "SIGTERM to one rank in training": (AGAIN + "at(Run, 'log_step', 5, [1], terminate)", "at step 5;"),
+    "a file before the first step": (UNTRAINED + "at(Run, 'after_pass', 1, [0], request)", "at step 0;"),
+    "a file in training": ("at(Run, 'log_step', 11, [0], request)", "at step 11;"),
+    "a file in evaluation": ("at(Run, 'after_pass', 2, [0], request)", "at step 8;"),
+    "SIGTERM to all in evaluation": ("at(Run, 'after_pass', 3, [0, 1, 2], terminate)", "at step 16;"),
 }
 
 
@@ -130,16 +132,14 @@ def test_a_stop_that_cannot_be_saved_says_so(setting, way, background):
         (setting[0] / name / file).touch()
     output = launch(way, setting, name, *background, fails=True)
     assert "step-00000001: cannot be written: " in output and "Traceback" not in output
-    assert "stopped as asked, but step 1 is not saved" in output and "to go on" not in output
+    assert "stopped as asked, but step 1 is not saved" in output and "to resume" not in output
     (setting[0] / name / "checkpoints").unlink()
     assert "this is a new run" in launch(way, setting, name, "--resume")
     same(results(setting, name), undisturbed(way, setting))
 
 
 def test_a_stop_before_training_leaves_no_seconds_of_it(setting):
-    launch(
-        "baseline", setting, "asked-at-0", before=AT + UNTRAINED + "at(runtime.Monitor, 'must_stop', 1, [0], request)"
-    )
+    launch("baseline", setting, "asked-at-0", before=AT + UNTRAINED + "at(Run, 'after_pass', 1, [0], request)")
     assert checkpoint.find(setting[0] / "asked-at-0")[1]["train_seconds"] == 0
 
 
@@ -179,7 +179,7 @@ def test_sigterm_to_torchrun_saves_in_time(setting):
 
 def test_sigterm_before_training_ends_at_once(setting):
     server = forking.server()
-    before = AT + "at(features, 'build', 1, [0], lambda *_: (terminate(), time.sleep(60)))"
+    before = AT + "from common.data import cache; at(cache, 'build', 1, [0], lambda *_: (terminate(), time.sleep(60)))"
     options = [*setting[1], "--cache-dir", setting[0] / "cache-early", "--run-name", "early"]
     status, output = server.run("baseline.py", 1, options, before=before)
     assert status == [128 + signal.SIGTERM] and "ended by SIGTERM" in output and "Traceback" not in output
@@ -239,19 +239,20 @@ def test_a_request_only_rank_0_looks_for(tmp_path):
 
 BEATS = """
 import atexit
-from common import interrupts, runtime
+from common.run import interrupts
+from common.run.run import Run
 beats = 0
 
 def beat(self):
     global beats
     beats += 1
 
-def step(self, *arguments, whole=runtime.Monitor.step):
+def step(self, *arguments, whole=Run.log_step):
     before = beats
     whole(self, *arguments)
     assert beats > before
 
-interrupts.Watchdog.beat, runtime.Monitor.step = beat, step
+interrupts.Watchdog.beat, Run.log_step = beat, step
 atexit.register(lambda: print(f"beats: {beats}"))
 """
 
@@ -266,7 +267,7 @@ def test_the_watchdog_hears_of_each_step_and_of_each_pass(setting):
 
 
 def test_a_rank_that_hangs_ends_the_run_with_all_stacks(setting):
-    before = AT + "at(runtime.Monitor, 'step', 3, [1], lambda *_: time.sleep(100))"
+    before = AT + "at(Run, 'log_step', 3, [1], lambda *_: time.sleep(100))"
     script, ranks, own = WAYS["zero1"]
     options = [*setting[1], *own, "--run-name", "hanging", "--hang-minutes", "0.2"]
     status, output = forking.server().run(script, ranks, options, before=before, seconds=90)
@@ -278,19 +279,20 @@ def test_a_rank_that_hangs_ends_the_run_with_all_stacks(setting):
         lines = piece.splitlines()[1:]
         main = lines[lines.index("Thread MainThread (innermost call first):") + 1 :]
         assert all(re.fullmatch(r'  File "[^"]+", line \d+ in \S+', line) for line in main[:10])
-        assert any(line.endswith(" in train_one_epoch") for line in main)
+        assert any(line.endswith((" in train_step", " in read", " in call")) for line in main)
+        assert any(line.endswith(" in main") for line in main)
         assert ("in <lambda>" in piece) == (piece[0] == "1")
 
 
 def test_a_rank_that_holds_the_interpreters_lock_shows_its_stack_too(setting):
-    before = AT + "import ctypes; at(runtime.Monitor, 'step', 3, [1], lambda *_: ctypes.PyDLL(None).sleep(100))"
+    before = AT + "import ctypes; at(Run, 'log_step', 3, [1], lambda *_: ctypes.PyDLL(None).sleep(100))"
     script, ranks, own = WAYS["zero1"]
     options = [*setting[1], *own, "--run-name", "locked", "--hang-minutes", "0.2"]
     status, output = forking.server().run(script, ranks, options, before=before, seconds=90)
     assert all(status)
     waiting, locked = output.split("Timeout (0:00:14.500000)!", 1)
-    assert "error: rank 0: no progress for 12 s" in waiting and "in train_one_epoch" in waiting
-    assert "error: rank 1" not in output and "in <lambda>" in locked and "in train_one_epoch" in locked
+    assert "error: rank 0: no progress for 12 s" in waiting and "in main" in waiting
+    assert "error: rank 1" not in output and "in <lambda>" in locked and "in main" in locked
 
 
 LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))"  # stands for a full disk
@@ -328,8 +330,8 @@ def small_disk(folder, size):
 
 # Before a step of the second epoch somebody else's file takes the last byte of the disk.
 FILL = """
-def fill(monitor, *_):
-    with open(monitor.folder.path / "filler", "wb", buffering=0) as file:
+def fill(run, *_):
+    with open(run.folder.path / "filler", "wb", buffering=0) as file:
         try:
             while file.write(bytes(4096)):
                 pass
@@ -352,7 +354,7 @@ def test_on_a_disk_too_small_for_another_checkpoint_the_run_goes_on(setting):
 
 def test_a_disk_that_fills_up_ends_the_run_with_one_line_and_nothing_is_lost(setting):
     with small_disk(setting[0] / "filled", 128 << 20):
-        fills = AT + FILL + "at(runtime.Monitor, 'step', 11, [0], fill)"
+        fills = AT + FILL + "at(Run, 'log_step', 11, [0], fill)"
         output = launch("baseline", setting, "filled", "--save-steps", "5", before=fills, fails=True)
         assert "filled: No space left on device" in output and "Traceback" not in output
         last = output.strip().splitlines()[-1]
@@ -381,12 +383,12 @@ def test_saving_by_minutes(setting):
 
 
 MEMORY = """
-from common import model
-def limited(self, batch, forward=model.SpanModel.forward):
+from common.model.span import SpanModel
+def limited(self, batch, forward=SpanModel.forward):
     if len(batch.input_ids) > 900:
         raise torch.OutOfMemoryError("CUDA out of memory")
     return forward(self, batch)
-model.SpanModel.forward = limited
+SpanModel.forward = limited
 """
 
 
@@ -395,7 +397,7 @@ def test_out_of_memory_names_a_number_that_fits(setting, way):
     name, options = f"memory-{way}", ["--batch-size", "24"]
     output = launch(way, setting, name, *options, before=AT + MEMORY, fails=True)
     line = next(line for line in output.splitlines() if line.startswith("error"))
-    assert "out of memory on a micro-step of" in line and "Traceback" not in output
+    assert "out of memory on a micro-batch of" in line and "Traceback" not in output
     number = line.split("--max-tokens-per-device ")[1].split("`")[0]
     while True:  # half of what does not fit may not fit either; then the next line says so
         status, output = forking.server().run(
@@ -428,7 +430,7 @@ def test_a_second_run_in_the_same_folder_is_refused(setting):
         "def other(*_):\n"
         "    done = subprocess.run(command, capture_output=True, text=True)\n"
         "    print('second:', done.returncode, done.stderr.splitlines()[-1], flush=True)\n"
-        "at(runtime.Monitor, 'step', 4, [0], other)"
+        "at(Run, 'log_step', 4, [0], other)"
     )
     output = launch("baseline", setting, "twice", before=before)
     assert "second: 2 error: " in output and "twice: taken by the run that its lock names (host " in output
@@ -440,7 +442,7 @@ def test_whose_lock_may_be_taken_over(monkeypatch):
     assert not holder_is_gone(mine, mine)
     assert holder_is_gone(mine | {"begun": 1}, mine)  # another process has its number now
     assert holder_is_gone(mine | {"host": "elsewhere"}, mine)  # the same job, requeued to another node
-    monkeypatch.setattr(records, "job_is_gone", lambda job: job == "6")
+    monkeypatch.setattr(lock, "job_is_gone", lambda job: job == "6")
     assert holder_is_gone(mine | {"host": "elsewhere", "job_id": "6"}, mine)
     assert not holder_is_gone(mine | {"host": "elsewhere", "job_id": "8"}, mine)
     assert not holder_is_gone(mine | {"host": "elsewhere", "job_id": None}, mine)
@@ -477,7 +479,7 @@ def test_damaged_curves_do_not_end_a_run(tmp_path):
     broken = path.with_name("events.broken")
     with open(broken, "wb") as file:
         RecordWriter(file).write(b"\xff" * 9)  # the checksum is right, and the content none of TensorBoard's
-    runtime.curves(tmp_path, {"step": 2, "epochs": []}).close()
+    Curves(tmp_path, {"step": 2, "epochs": []}).close()
     assert scalars(tmp_path) == [(1, 1.0), (2, 0.5)]
     dice = random.Random(0)
     for _ in range(50):
@@ -487,7 +489,7 @@ def test_damaged_curves_do_not_end_a_run(tmp_path):
         if damaged:
             damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
         (folder / "events.damaged").write_bytes(damaged)
-        runtime.curves(folder, {"step": 2, "epochs": []}).close()
+        Curves(folder, {"step": 2, "epochs": []}).close()
         assert scalars(folder) in ([], [(1, 1.0)], [(1, 1.0), (2, 0.5)])
         shutil.rmtree(folder)
 
@@ -538,10 +540,11 @@ def test_gathering_leaves_nothing_where_nothing_is_kept():
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    weights, moments = checkpoint.training_state(model, optimizer, lambda value: [value], keep=False)
-    assert weights == moments == {}
-    buffers = {}
-    weights, moments = checkpoint.training_state(model, optimizer, lambda value: [value], buffers=buffers)
+    world, buffers = World("cpu"), {}
+    world.rank = 1
+    assert training_state(model, optimizer, world, buffers) == ({}, {}) and not buffers
+    world.rank = 0
+    weights, moments = training_state(model, optimizer, world, buffers)
     assert set(moments) == {f"{kind}/{name}" for kind in ("exp_avg", "exp_avg_sq", "step") for name in weights}
-    again, _ = checkpoint.training_state(model, optimizer, lambda value: [value], buffers=buffers)
+    again, _ = training_state(model, optimizer, world, buffers)
     assert all(again[name].data_ptr() == weights[name].data_ptr() for name in weights)

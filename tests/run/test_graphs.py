@@ -1,6 +1,5 @@
 """Steps as CUDA graphs give what steps without them give."""
 
-import functools
 import gc
 
 import numpy as np
@@ -9,13 +8,14 @@ import torch
 from tiny import load_small, sample_features
 
 from baseline import train_step
-from common import runtime  # OLDMODULE
 from common.data.packing import pack_steps, prefetch
 from common.data.plan import largest_batch, plan_epoch
 from common.errors import UserError
-from common.model.precision import compute_in
+from common.model.precision import HALF, compute_in
 from common.model.span import parameter_groups
+from common.run.devices import choose_device
 from common.run.graphs import WARMUP, StepGraphs
+from common.run.seeds import seed_dropout
 
 CUDA = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU: graphs are CUDA's")
@@ -30,7 +30,7 @@ def steps(device, graphs, precision="bf16", accumulation=1, dropout=0.0, count=4
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Dropout) and not name.endswith("self.dropout"):  # none in attention
             module.p = dropout
-    compute_in(model, runtime.HALF.get(precision))
+    compute_in(model, HALF.get(precision))
     model.train()
     optimizer = torch.optim.AdamW(
         parameter_groups(model, 0.01), lr=torch.tensor(1e-3, device=device), fused=True, capturable=True
@@ -38,12 +38,11 @@ def steps(device, graphs, precision="bf16", accumulation=1, dropout=0.0, count=4
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     plan = [windows for epoch in range(4) for windows in plan_epoch(np.arange(160), 16, 0, epoch)][:count]
     largest = next(pack_steps(features, [largest_batch(features, plan)], 0, 1, accumulation, fixed_shapes=True)), 16
-    step_function = functools.partial(train_step, model, optimizer, scaler, 1.0, device, 1)
-    run_step = StepGraphs(step_function, device, graphs, largest)
+    run_step = StepGraphs(train_step, (model, optimizer, scaler, 1.0), device, graphs, largest)
     losses, norms = [], []
     batches = prefetch(pack_steps(features, plan, 0, 1, accumulation, fixed_shapes=True), device)
     for step, (windows, micro_batches) in enumerate(zip(plan, batches, strict=True)):
-        runtime.seed_dropout(0, step, 0)
+        seed_dropout(0, step, 0)
         loss, norm = run_step(micro_batches, len(windows))
         losses.append(loss.item())
         norms.append(norm.item())
@@ -53,12 +52,12 @@ def steps(device, graphs, precision="bf16", accumulation=1, dropout=0.0, count=4
 def test_without_graphs_the_step_is_called():
     calls = []
 
-    def function(micro_batches, windows):
-        calls.append(([batch.window.tolist() for batch in micro_batches], windows))
+    def function(micro_batches, num_windows):
+        calls.append(([batch.window.tolist() for batch in micro_batches], num_windows))
         return torch.zeros(()), torch.ones(())
 
     features, _ = sample_features(20)
-    run_step = StepGraphs(function, torch.device("cpu"), enabled=False, largest=None)
+    run_step = StepGraphs(function, (), torch.device("cpu"), enabled=False, largest=None)
     for shares in pack_steps(features, [np.array([3, 1])] * 2, 0, 1, 1):
         assert run_step(shares, 2) == (torch.zeros(()), torch.ones(()))
     assert calls == [([[3, 1]], 2)] * 2 and not run_step.graphs
@@ -87,14 +86,14 @@ def test_the_largest_step_becomes_a_graph_first(graphs):
     """So that the others find room in its memory."""
     captured = []
 
-    def function(micro_batches, windows):
-        captured.append((run_step.calls, sorted(micro_batches[0].window.tolist())[-windows:]))
+    def function(micro_batches, num_windows):
+        captured.append((run_step.calls, sorted(micro_batches[0].window.tolist())[-num_windows:]))
         return torch.zeros(()), torch.ones(())
 
     features, _ = sample_features(60)
     plan = [np.array([3, 1]), *[np.array([7, 5, 2])] * WARMUP, np.array([3, 1]), np.array([7, 5, 2])]
     batches = list(pack_steps(features, [np.arange(40), *plan], 0, 1, 1, fixed_shapes=True))
-    run_step = StepGraphs(function, torch.device("cpu"), enabled=True, largest=(batches[0], 40))
+    run_step = StepGraphs(function, (), torch.device("cpu"), enabled=True, largest=(batches[0], 40))
     for shares, windows in zip(batches[1:], plan, strict=True):
         run_step(shares, len(windows))
     assert [windows for call, windows in captured if call == WARMUP + 1] == [list(range(40)), [2, 5, 7]]
@@ -108,7 +107,7 @@ def test_a_step_that_fails_in_its_capture_says_why(graphs, monkeypatch):
     def broken(self):
         raise RuntimeError("operation failed due to a previous error during capture")
 
-    def function(micro_batches, windows):
+    def function(micro_batches, num_windows):
         if run_step.calls > WARMUP:
             raise torch.OutOfMemoryError
         return torch.zeros(()), torch.ones(())
@@ -116,8 +115,8 @@ def test_a_step_that_fails_in_its_capture_says_why(graphs, monkeypatch):
     monkeypatch.setattr(Graph, "capture_end", broken)
     features, _ = sample_features(20)
     batches = list(pack_steps(features, [np.array([3, 1])] * (WARMUP + 1), 0, 1, 1, fixed_shapes=True))
-    run_step = StepGraphs(function, torch.device("cpu"), enabled=True, largest=(batches[0], 2))
-    with pytest.raises(UserError, match="out of memory on a micro-step of"):
+    run_step = StepGraphs(function, (), torch.device("cpu"), enabled=True, largest=(batches[0], 2))
+    with pytest.raises(UserError, match="out of memory on a micro-batch of"):
         for shares in batches:
             run_step(shares, 2)
     assert gc.isenabled()
@@ -135,7 +134,7 @@ def test_a_batch_takes_over_another():
 @pytest.mark.parametrize("attention", ["fused", "flash"])
 @pytest.mark.parametrize("precision, accumulation", [("bf16", 1), ("bf16", 2), ("fp32", 1), ("fp16", 1)])
 def test_graphs_change_nothing(precision, accumulation, attention):
-    device = runtime.choose_device("cuda", 0)
+    device = choose_device("cuda", 0)
     plain = steps(device, False, precision, accumulation, attention=attention)
     graphs = steps(device, True, precision, accumulation, attention=attention)
     assert graphs[2] >= 1 and plain[2] == 0
@@ -145,7 +144,7 @@ def test_graphs_change_nothing(precision, accumulation, attention):
 
 @needs_gpu
 def test_dropout_in_a_graph_is_drawn_anew_and_repeats():
-    device = runtime.choose_device("cuda", 0)
+    device = choose_device("cuda", 0)
     first, second = (steps(device, True, dropout=0.1)[0] for _ in range(2))
     assert first == pytest.approx(second, rel=0.02)
     assert len(set(first[WARMUP:])) == len(first[WARMUP:])
@@ -155,7 +154,7 @@ def test_dropout_in_a_graph_is_drawn_anew_and_repeats():
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_recomputed_activations_change_nothing(dropout):
     """Dropout is drawn again as it was, in a graph too."""
-    device = runtime.choose_device("cuda", 0)
+    device = choose_device("cuda", 0)
     kept, recomputed = (steps(device, True, dropout=dropout, recompute=one) for one in (False, True))
     assert recomputed[2] >= 1
     for ours, theirs in zip(recomputed[:2], kept[:2], strict=True):
@@ -167,7 +166,7 @@ def test_recomputed_activations_change_nothing(dropout):
 def test_the_fast_path_agrees_with_the_cpu(attention):
     """Graphs, our kernels or flash, and bf16 on the GPU against fp32 on the CPU."""
     reference = steps(torch.device("cpu"), False, "fp32")
-    fast = steps(runtime.choose_device("cuda", 0), True, attention=attention)
+    fast = steps(choose_device("cuda", 0), True, attention=attention)
     assert fast[0] == pytest.approx(reference[0], rel=0.05)
 
 
@@ -175,6 +174,6 @@ def test_the_fast_path_agrees_with_the_cpu(attention):
 def test_the_kernels_agree_with_the_cpu_in_fp32():
     """The first steps, before rounding errors have grown: our kernels without tensor cores against torch's CPU code."""
     reference = steps(torch.device("cpu"), False, "fp32", count=5)
-    ours = steps(runtime.choose_device("cuda", 0), True, "fp32", count=5)
+    ours = steps(choose_device("cuda", 0), True, "fp32", count=5)
     assert ours[0] == pytest.approx(reference[0], rel=1e-5)
     assert ours[1] == pytest.approx(reference[1], rel=1e-4)

@@ -10,14 +10,12 @@ import pytest
 import short_runs
 import torch
 from short_runs import WAYS, launch, record, results, same, stopped_at, undisturbed
-from tiny import ROOT, SAMPLE
+from tiny import SAMPLE
 
-from common import (
-    checkpoint,  # OLDMODULE
-    errors,
-    record,  # OLDMODULE
-)
+from common import errors
 from common.errors import UserError
+from common.run import checkpoint
+from common.run import record as records
 from common.run.lock import process_begun
 from common.run.record import RunFolder
 
@@ -33,7 +31,7 @@ def test_resuming_mid_epoch_is_exact(setting, way):
     name = stopped_at(way, setting, 5)
     assert record(setting, name)["status"] == "running"
     output = launch(way, setting, name, "--resume")
-    assert "going on from" in output and "step 5" in output
+    assert "resuming from" in output and "step 5" in output
     same(results(setting, name), expected)
     assert record(setting, name)["status"] == "finished" and len(record(setting, name)["attempts"]) == 2
 
@@ -196,13 +194,13 @@ def test_the_best_model_goes_with_the_run(tmp_path):
     (tmp_path / "before" / "model").mkdir(parents=True)
     saved = {"epochs": [{}], "selection": {"epoch": 1, "best": 50.0, "worse": 0}}
     with RunFolder(tmp_path, "after") as folder:
-        folder.go_on(saved | {"folder": str(tmp_path / "before")})
+        folder.resume_from(saved | {"folder": str(tmp_path / "before")})
     assert (tmp_path / "after" / "model").is_dir()
     told = r"alone/model: absent, .* best epoch, 1, .* copy that run's folder whole"
     with pytest.raises(UserError, match=told), RunFolder(tmp_path, "alone") as folder:
-        folder.go_on(saved | {"folder": None})  # the checkpoint was copied out of the run's folder
+        folder.resume_from(saved | {"folder": None})  # the checkpoint was copied out of the run's folder
     with RunFolder(tmp_path, "none") as folder:
-        folder.go_on(saved | {"folder": None, "selection": {"epoch": None}})
+        folder.resume_from(saved | {"folder": None, "selection": {"epoch": None}})
 
 
 def test_attempts_are_taken_over_once(tmp_path):
@@ -211,7 +209,7 @@ def test_attempts_are_taken_over_once(tmp_path):
         folder.update({"strategy": "baseline", "world_size": 1, "hosts": ["n2", "n1", "n1"]})
     for _ in range(2):
         with RunFolder(tmp_path, "after", resume=True) as folder:
-            folder.go_on({"folder": str(tmp_path / "before")})
+            folder.resume_from({"folder": str(tmp_path / "before")})
             folder.update({"strategy": "ddp", "world_size": 2, "arguments": {"zero1": True}})
             folder.record["status"] = "running"
         (tmp_path / "after" / "run.json").write_text(json.dumps(folder.record | {"status": "preempted"}))
@@ -227,7 +225,7 @@ def test_a_model_that_a_killed_start_had_moved_away_is_back(tmp_path):
         (tmp_path / "killed" / name).mkdir(parents=True)
         (tmp_path / "killed" / name / "weights").write_text(name)
     with RunFolder(tmp_path, "killed", resume=True) as folder:
-        folder.go_on(saved)
+        folder.resume_from(saved)
     assert {path.name for path in (tmp_path / "killed").glob("model*")} == {"model", "model-last"}
     assert (tmp_path / "killed" / "model" / "weights").read_text() == "model.12.old"
     assert (tmp_path / "killed" / "model-last" / "weights").read_text() == "model-last"
@@ -237,7 +235,7 @@ def test_so_it_is_in_the_folder_that_takes_the_run_over(tmp_path):
     (tmp_path / "killed" / "model.12.old").mkdir(parents=True)
     (tmp_path / "killed" / "model.12.old" / "weights").touch()
     with RunFolder(tmp_path, "after") as folder:
-        folder.go_on({"selection": {"epoch": 1}, "folder": str(tmp_path / "killed")})
+        folder.resume_from({"selection": {"epoch": 1}, "folder": str(tmp_path / "killed")})
     assert (tmp_path / "after" / "model" / "weights").exists()
 
 
@@ -258,8 +256,7 @@ def test_what_cannot_be_written_leaves_the_others(kept):
 def test_no_pickle_anywhere(kept):
     names = {path.name for path in kept.rglob("*") if path.is_file()}
     assert names == {*checkpoint.FILES, "manifest.json"}
-    assert "pickle" not in (ROOT / "common" / "checkpoint.py").read_text().replace("Nothing is pickled", "")
-    assert Path(checkpoint.__file__).exists()
+    assert "pickle" not in Path(checkpoint.__file__).read_text().replace("Nothing is pickled", "")
 
 
 def test_running_jobs_keep_their_lock(setting, tmp_path):

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common import (
-    hardware,  # OLDMODULE
-    runtime,  # OLDMODULE
-)
 from common.errors import UserError
+from common.run import sampler as hardware
+from common.run.devices import peak_flops, topology
+from common.run.settings import choose_precision
 
 
 class FakeNvml:
@@ -85,9 +84,9 @@ def test_samples_go_to_a_file(nvml, tmp_path):
     sampler = hardware.Sampler([place()])
     nvml.now += 1
     rows = sampler.end()[1]
-    hardware.append_rows(tmp_path / "hardware.csv", rows)
-    hardware.append_rows(tmp_path / "hardware.csv", rows)
-    lines = (tmp_path / "hardware.csv").read_text().splitlines()
+    hardware.append_rows(tmp_path / "sampler.csv", rows)
+    hardware.append_rows(tmp_path / "sampler.csv", rows)
+    lines = (tmp_path / "sampler.csv").read_text().splitlines()
     assert lines[0].startswith("time,host,rank,utilisation") and len(lines) == 5
 
 
@@ -112,10 +111,10 @@ def test_infiniband_counters(monkeypatch, tmp_path):
 
 def test_shared_cards_and_nodes_are_warned_of(nvml):
     assert hardware.other_processes("abc") == 1
-    text = runtime.topology([place(other_processes=2), place(rank=4, host="n2", node_shared=True)])
+    text = topology([place(other_processes=2), place(rank=4, host="n2", node_shared=True)])
     assert "rank 3: 2 other processes hold memory" in text and "n2: other jobs may share the node" in text
-    assert "warning" not in runtime.topology([place()])
-    table = runtime.topology([place(job="17", node="n1")]).splitlines()
+    assert "warning" not in topology([place()])
+    table = topology([place(job="17", node="n1")]).splitlines()
     assert table[0].split() == ["rank", "host", "local", "rank", "device", "job", "node"]
     assert table[1].split()[0] == "3" and table[1].split()[-2:] == ["17", "n1"]
 
@@ -133,8 +132,8 @@ def test_the_peak_of_a_card(monkeypatch):
         "NVIDIA T400 4GB": None,
     }.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert runtime.peak_flops(device, "bf16") == half
-        assert runtime.peak_flops(device, "tf32") == (half and half / 2) and runtime.peak_flops(device, "fp32") is None
+        assert peak_flops(device, "bf16") == half
+        assert peak_flops(device, "tf32") == (half and half / 2) and peak_flops(device, "fp32") is None
 
 
 def test_tensor_cores_that_a_card_lacks_are_refused(monkeypatch):
@@ -142,4 +141,4 @@ def test_tensor_cores_that_a_card_lacks_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     for name in ("bf16", "tf32"):
         with pytest.raises(UserError, match=f"{name}: this card has no .* use fp16 or fp32"):
-            runtime.choose_precision(name, torch.device("cuda"))
+            choose_precision(name, torch.device("cuda"))
