@@ -107,10 +107,8 @@ def main():
     if 1 not in args.gpus:
         raise errors.UserError("--gpus: add 1, which the others are compared with")
     further = steps.build_parser().parse_args(options)
-    if further.in_turn or max(map(len, (further.reduce, further.bucket_mb, further.rows))) > 1:
-        raise errors.UserError(
-            "--reduce, --bucket-mb, --rows take one value here, --in-turn none: see benchmarks.steps"
-        )
+    if further.in_turn or max(len(further.reduce), len(further.bucket_mb)) > 1:
+        raise errors.UserError("--reduce and --bucket-mb take one value here, --in-turn none: see benchmarks.steps")
     results, wanted = [], plan(args.gpus, args.strategy, args.weak, args.strong)
     for ranks in args.gpus:
         sizes = sorted({size for r, _, size in wanted if r == ranks})

@@ -1,11 +1,8 @@
-"""Exact match and F1 of predicted answers, equal to both official SQuAD scripts to the last digit.
+"""The official SQuAD scores of a predictions file, as JSON.
 
     python -m common.metrics DATA PREDICTIONS [--na-probs FILE] [--na-threshold X] [--rule {1.1,2.0}]
 
-The rules are those of evaluate-v1.1.py and evaluate-v2.0.py (https://rajpurkar.github.io/SQuAD-explorer/). Both compare
-normalised answers and take the best score over a question's gold answers. They differ where nothing is left of an
-answer: prediction `The` against gold `the` has F1 0 under rule 1.1 and 1 under rule 2.0, and only rule 2.0 knows
-questions whose right answer is the empty string.
+The scores are those of common.scoring.metrics; here is the command, which reads files.
 """
 
 import json
@@ -16,7 +13,7 @@ from collections import Counter
 from common.data.files import parse_json, read_bytes
 from common.data.squad import read_squad
 from common.errors import Parser, UserError, run, tell
-from common.scoring.metrics import RULES, evaluate, missing_ids
+from common.scoring.metrics import RULES, evaluate, missing_ids, shown
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -28,12 +25,11 @@ def read_predictions(path):
     for question, text in predictions.items():
         if not isinstance(text, str):
             raise UserError(
-                f"{path}: the prediction of question {_shown(question)} is {_kind(text)}: "
-                'write a text, "" for no answer'
+                f'{path}: the prediction of question {shown(question)} is {_kind(text)}: write a text, "" for no answer'
             )
         if LONE_SURROGATE.search(text):
             raise UserError(
-                f"{path}: the prediction of question {_shown(question)} has a lone surrogate, half of a character "
+                f"{path}: the prediction of question {shown(question)} has a lone surrogate, half of a character "
                 f"({ascii(text)[:60]}): write the file anew"
             )
     return predictions
@@ -47,8 +43,7 @@ def read_na_probs(path):
         if not (number and -1e308 < value < 1e308):
             shown = value if number else _kind(value)
             raise UserError(
-                f"{path}: the no-answer score of question {_shown(question)} is {str(shown)[:40]}: "
-                "write a finite number"
+                f"{path}: the no-answer score of question {shown(question)} is {str(shown)[:40]}: write a finite number"
             )
     return na_probs
 
@@ -63,9 +58,9 @@ def _read_object(path, what):
     counts = Counter(question for question, _ in json.loads(raw.decode("utf-8-sig"), object_pairs_hook=list))
     for question, times in counts.items():
         if times > 1:
-            raise UserError(f"{path}: id {_shown(question)} is there twice: keep one")
+            raise UserError(f"{path}: id {shown(question)} is there twice: keep one")
         if LONE_SURROGATE.search(question):
-            raise UserError(f"{path}: id {_shown(question)} has a lone surrogate: write the file anew")
+            raise UserError(f"{path}: id {shown(question)} has a lone surrogate: write the file anew")
     return values
 
 
@@ -76,20 +71,14 @@ def _kind(value):
     return {dict: "an object", list: "a list", str: "a text"}.get(type(value), "a number")
 
 
-def _shown(question):
-    """An id for a message: quoted, on one line, in ASCII, of bearable length."""
-    shown = json.dumps(question)
-    return shown if len(shown) <= 80 else shown[:76] + '..."'
-
-
 def _warn(path, ids, text, of=""):
     """One warning line on stderr: what is wrong, how often, and the first ids."""
     if ids:
-        first = ", ".join(_shown(question) for question in ids[:3]) + (", ..." if len(ids) > 3 else "")
+        first = ", ".join(shown(question) for question in ids[:3]) + (", ..." if len(ids) > 3 else "")
         tell(f"warning: {path}: {text}: {len(ids)}{of} ({first})")
 
 
-def main(argv=None):
+def build_parser():
     parser = Parser(
         prog="python -m common.metrics", description="Print the official SQuAD scores of a predictions file as JSON."
     )
@@ -104,10 +93,26 @@ def main(argv=None):
         help="a no-answer score above X makes the prediction empty (default: 1.0, as the official script)",
     )
     parser.add_argument("--rule", choices=RULES, help="score by this version's script (default: as the data)")
+    return parser
+
+
+def warn_of_ids(args, gold, predictions, na_probs, rule):
+    """Warn of questions without a prediction, predictions and scores without a question, questions without an answer."""
+    missing, extra = missing_ids(gold, predictions)
+    of = f" of {len(gold)}"
+    _warn(args.predictions, missing, "questions without a prediction, each scores 0", of)
+    _warn(args.predictions, extra, f"predictions for no question of {args.data}, ignored")
+    _warn(args.na_probs, missing_ids(gold, na_probs or {})[1], f"scores for no question of {args.data}, ignored")
+    if rule == "1.1":
+        unanswerable = [question for question, texts in gold.items() if not texts]
+        _warn(args.data, unanswerable, "questions without a gold answer, each scores 0 under rule 1.1", of)
+
+
+def main(argv=None):
+    parser = build_parser()
     args = parser.parse_args(argv)
     if math.isnan(args.na_threshold):
         parser.error("argument --na-threshold: NaN is no threshold: give a number")
-
 
     predictions = read_predictions(args.predictions)
     na_probs = read_na_probs(args.na_probs) if args.na_probs else None
@@ -118,14 +123,7 @@ def main(argv=None):
     rows = zip(data.frame["id"], data.frame["answers"], strict=True)
     gold = {question: [text for text, _ in answers] for question, answers in rows}
 
-    missing, extra = missing_ids(gold, predictions)
-    of = f" of {len(gold)}"
-    _warn(args.predictions, missing, "questions without a prediction, each scores 0", of)
-    _warn(args.predictions, extra, f"predictions for no question of {args.data}, ignored")
-    _warn(args.na_probs, missing_ids(gold, na_probs or {})[1], f"scores for no question of {args.data}, ignored")
-    if rule == "1.1":
-        unanswerable = [question for question, texts in gold.items() if not texts]
-        _warn(args.data, unanswerable, "questions without a gold answer, each scores 0 under rule 1.1", of)
+    warn_of_ids(args, gold, predictions, na_probs, rule)
     try:
         result = evaluate(gold, predictions, rule, na_probs, args.na_threshold)
     except UserError as error:  # with no-answer scores, only they can be at fault; without, only the data

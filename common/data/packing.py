@@ -1,6 +1,6 @@
-"""The plan of an epoch, its division among ranks and micro-steps, and the packed batch.
+"""The packed batch: windows laid end to end, made from the windows of a plan.
 
-Everything here is a pure function of lengths, sizes and seeds: no files, no models, no process groups.
+Everything here is a function of arrays: no files, no models, no process groups.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from common.data.plan import micro_batches
+from common.data.plan import split_batch
 
 
 @dataclass
@@ -23,7 +23,7 @@ class PackedBatch:
     start, end: int64 [B], the labels as indices into T (of the window's [CLS] for no answer).
     window: int64 [B], the window's number, -1 for a filling window. weight: float32 [B], 0 where no loss is taken.
     max_length: no window of any batch is longer; longest: no window of this one is.
-    words: int64 [U], the token ids of all ranks' micro-batches of this step; None on a single rank.
+    token_ids: int64 [U], those of all tokens in this step's micro-batches on all ranks, each once; None on one rank.
     """
 
     input_ids: torch.Tensor
@@ -36,7 +36,7 @@ class PackedBatch:
     weight: torch.Tensor
     max_length: int
     longest: int
-    words: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None
 
     def map(self, function):
         """The batch with `function` applied to each tensor."""
@@ -55,21 +55,21 @@ class PackedBatch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def capacity(tokens, windows, max_length):
-    """(T, B) that hold each of several packs of these tokens and windows (lists), rounded up so that few shapes occur.
+def capacity(tokens, num_windows, max_length):
+    """(T, B) that hold each of several packs of so many tokens and windows (lists), rounded up to a few shapes.
 
     T is a multiple of a power of 2 that batches of so many windows spread over about 15 times: 64 tokens for 8 windows,
     256 for 192. B is a multiple of 16 that leaves room for the filling windows, which hold 1 to max_length tokens each.
     """
-    step = max(64, 2 ** int(math.log2(max(*tokens, 1) / (6 * math.sqrt(max(*windows, 1))))))
-    room = -(-max(*tokens, 1) // step) * step
+    multiple = max(64, 2 ** int(math.log2(max(*tokens, 1) / (6 * math.sqrt(max(*num_windows, 1))))))
+    room = -(-max(*tokens, 1) // multiple) * multiple
     while True:
-        packs = [(room - count, number) for count, number in zip(tokens, windows, strict=True)]
+        packs = [(room - count, number) for count, number in zip(tokens, num_windows, strict=True)]
         bound = max(number + -(-missing // max_length) for missing, number in packs)
-        bound = -(-max(bound, max(windows) + -(-step // max_length)) // 16) * 16
+        bound = -(-max(bound, max(num_windows) + -(-multiple // max_length)) // 16) * 16
         if all(bound - number <= missing for missing, number in packs):
             return room, bound
-        room += step
+        room += multiple
 
 
 def pack(features, windows, size=None):
@@ -120,24 +120,24 @@ def pack_steps(features, plan, rank, world_size, accumulation, max_tokens=None, 
     """
     lengths = features.lengths
     for windows in plan:
-        shares = micro_batches(windows, lengths, world_size, accumulation, max_tokens)
-        words = words_of(features, windows, fixed_shapes) if world_size > 1 else None
-        yield [replace(pack_share(features, ranks, rank, fixed_shapes), words=words) for ranks in shares]
+        shares = split_batch(windows, lengths, world_size, accumulation, max_tokens)
+        ids = distinct_token_ids(features, windows, fixed_shapes) if world_size > 1 else None
+        yield [replace(pack_share(features, ranks, rank, fixed_shapes), token_ids=ids) for ranks in shares]
 
 
-def words_of(features, windows, fixed_shapes):
-    """The token ids that occur in these windows or in what fills them up, each once, int64 [U].
+def distinct_token_ids(features, windows, fixed_shapes):
+    """The token ids that occur in these windows or fill them up, each once, int64 [U].
 
-    With fixed_shapes others, below U, are added until U is a multiple of 1024, so that one shape occurs, or two. No id
-    is there twice: the sums of its copies could differ in the last digits, and from rank to rank which of them is kept.
+    With fixed_shapes other ids, below U, are added until U is a multiple of 1024, so that one shape occurs, or two. No
+    id is there twice: sums of its copies could differ in the last digits, and ranks could keep different ones.
     """
     bounds = zip(features.offsets[windows], features.offsets[windows + 1], strict=True)
-    ids = np.concatenate([[features.pad_id], *(features.input_ids[begin:end] for begin, end in bounds)])
-    words = np.flatnonzero(np.bincount(ids))
+    tokens = np.concatenate([[features.pad_id], *(features.input_ids[begin:end] for begin, end in bounds)])
+    ids = np.flatnonzero(np.bincount(tokens))
     if fixed_shapes:
-        more = -len(words) % 1024
-        words = np.append(words, np.setdiff1d(np.arange(len(words) + more), words, assume_unique=True)[:more])
-    return torch.from_numpy(words)
+        more = -len(ids) % 1024
+        ids = np.append(ids, np.setdiff1d(np.arange(len(ids) + more), ids, assume_unique=True)[:more])
+    return torch.from_numpy(ids)
 
 
 def pack_share(features, shares, rank, fixed_shapes):
@@ -149,12 +149,12 @@ def pack_share(features, shares, rank, fixed_shapes):
     return pack(features, shares[rank], capacity(tokens, [len(one) for one in shares], features.max_length))
 
 
-def filler_lengths(tokens, windows, max_length):
-    """Lengths of `windows` filling windows with `tokens` tokens in all, as equal as can be, each 1 to max_length."""
-    if not windows <= tokens <= windows * max_length:
-        raise ValueError(f"{tokens} tokens do not fit {windows} windows of 1 to {max_length} tokens")
-    lengths = np.full(windows, tokens // max(windows, 1), np.int64)
-    lengths[: tokens - int(lengths.sum())] += 1
+def filler_lengths(num_tokens, num_windows, max_length):
+    """Lengths of filling windows with so many tokens in all, as equal as can be, each 1 to max_length."""
+    if not num_windows <= num_tokens <= num_windows * max_length:
+        raise ValueError(f"{num_tokens} tokens do not fit {num_windows} windows of 1 to {max_length} tokens")
+    lengths = np.full(num_windows, num_tokens // max(num_windows, 1), np.int64)
+    lengths[: num_tokens - int(lengths.sum())] += 1
     return lengths
 
 

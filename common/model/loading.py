@@ -1,10 +1,4 @@
-"""A pretrained encoder with a span head that takes packed batches, and the span loss.
-
-Padding-free attention has backends behind one function: `flash` (torch's variable-length attention; CUDA, bf16 or
-fp16) and `sdpa` (any device, any precision; pads inside attention only, on the CPU not even there). `fused` is more
-than attention: whole encoder layers by our own kernels, on CUDA in any precision, if the layers are BERT's. Models
-whose attention cannot be replaced get the same batch padded in here; nobody else knows.
-"""
+"""Loading a network as a SpanModel, with checks and a trial run; and saving it."""
 
 import os
 import shutil
@@ -13,14 +7,34 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from common.data.packing import PackedBatch
 from common.errors import UserError, shorten
 from common.model.attention import packed_attention, register_attention
 from common.model.finding import load_config, stored_numbers, weights_file
+from common.model.precision import HALF, compile_layers, compute_in
 from common.model.span import SpanModel, count_parameters, use_attention
 
 # Models that call the attention function registered below once a layer and take positions as an argument. What a model
 # does with a packed batch is checked at load as well (see `packs`), since a name on a list proves nothing.
 PACKED_TYPES = {"bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "ernie"}
+
+
+def build_model(args, world, vocabulary):
+    """The SpanModel that `args` ask for, on the device of `world`, ready to train.
+
+    vocabulary: how many token ids the tokenizer has. Switches args.cuda_graphs off for a padded network: others' code
+    may wait for the device.
+    """
+    needs_head = bool(args.evaluate_only)
+    dropouts = args.dropout, args.attention_dropout
+    model = load_model(args.model_path, args.attention, *dropouts, vocabulary, needs_head, world.log).to(world.device)
+    compute_in(model, HALF.get(args.precision))
+    args.cuda_graphs = args.cuda_graphs and model.attention != "padded"
+    if args.compile:
+        compile_layers(model)
+    if args.checkpoint_activations:
+        model.network.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train()
 
 
 def load_model(
@@ -32,29 +46,48 @@ def load_model(
     layers are not BERT's takes "flash" for "fused" (see the attribute `attention`).
     dropout: of the hidden layers, None for the model's own value. vocabulary: the tokenizer's size, which must fit.
     needs_head: refuse a network without a trained span head. Only safetensors are read and no code is executed.
+    UserError, naming the folder, for what cannot be loaded or run.
     """
-    import transformers
-    from transformers import AutoModelForQuestionAnswering
-
     config = load_config(name)
-    config.chunk_size_feed_forward = 0  # it would fail where the tokens are no multiple of it
     if vocabulary > getattr(config, "vocab_size", vocabulary):
         raise UserError(
             f"{name}: the tokenizer has {vocabulary} entries, the model {config.vocab_size}; they do not fit"
         )
+    set_dropout(config, dropout, attention_dropout)
+    register_attention()
+    network, missing = read_network(name, config)
+    check_missing(name, [key for key in missing if needs_head or not key.startswith("qa_outputs.")])
+    try:
+        model = probe(network, config.model_type in PACKED_TYPES)
+    except Exception as error:  # what a wrong number in config.json leads to is raised anywhere in transformers
+        raise UserError(f"{name}: cannot be run ({shorten(' '.join(str(error).split()), 200)})") from None
+    if model.attention != "padded":
+        use_attention(model, attention)
+    else:
+        log(f"note: {config.model_type} cannot take packed windows; they are padded inside the model, which is slower")
+    return model
+
+
+def set_dropout(config, dropout, attention_dropout):
+    """Put dropout into a configuration, under whichever names its model type has. dropout: None keeps the model's."""
+    config.chunk_size_feed_forward = 0  # it would fail where the tokens are no multiple of it
+    hidden = ("hidden_dropout_prob", "dropout", "qa_dropout") if dropout is not None else ()
+    values = dict.fromkeys(hidden, dropout)
+    values |= dict.fromkeys(("attention_probs_dropout_prob", "attention_dropout"), attention_dropout)
+    for field, value in values.items():
+        if hasattr(config, field):
+            setattr(config, field, value)
+
+
+def read_network(name, config):
+    """(network, sorted names of weights that the folder does not have); UserError for a damaged or unsafe folder."""
+    import transformers
+    from transformers import AutoModelForQuestionAnswering
+
     weights = weights_file(name)
     if weights is None:
         raise UserError(f"{name}: no model.safetensors; other weight formats can execute code and are not read")
-    hidden = ("hidden_dropout_prob", "dropout", "qa_dropout") if dropout is not None else ()
-    for field in hidden:  # each model type has some of these
-        if hasattr(config, field):
-            setattr(config, field, dropout)
-    for field in ("attention_probs_dropout_prob", "attention_dropout"):
-        if hasattr(config, field):
-            setattr(config, field, attention_dropout)
-    register_attention()
-    packed = config.model_type in PACKED_TYPES
-    attend = "packed" if packed else None
+    attend = "packed" if config.model_type in PACKED_TYPES else None
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # it would report the new head and the unused pooler at length
     transformers.logging.disable_progress_bar()  # of reading and writing a single file
@@ -80,30 +113,26 @@ def load_model(
         raise UserError(f"{name}: cannot be loaded ({shorten(' '.join(str(error).split()), 200)})") from None
     finally:
         transformers.logging.set_verbosity(verbosity)
-    missing = sorted(key for key in loading["missing_keys"] if needs_head or not key.startswith("qa_outputs."))
+    return network, sorted(loading["missing_keys"])
+
+
+def check_missing(name, missing):
+    """UserError where weights are missing, a sorted list of their names."""
     if missing:
-        raise UserError(
-            f"{name}: {len(missing)} weights are missing, first {missing[0]}; "
-            + (
-                "it has no trained span head: fine-tune it first"
-                if missing[0].startswith("qa_outputs.")
-                else "is it whole?"
-            )
-        )
-    try:
-        model = SpanModel(network, "sdpa" if packed else "padded")
-        packed = packed and packs(model)
-        if not packed:
-            if attend:
-                network.set_attn_implementation("sdpa")
-            model.attention = "padded"
-            model(example_batch(torch.tensor([0, 1, 2]), [1, 2]))  # uneven, so that one is padded
-    except Exception as error:  # what a wrong number in config.json leads to is raised anywhere in transformers
-        raise UserError(f"{name}: cannot be run ({shorten(' '.join(str(error).split()), 200)})") from None
-    if packed:
-        use_attention(model, attention)
-    if model.attention == "padded":
-        log(f"note: {config.model_type} cannot take packed windows; they are padded inside the model, which is slower")
+        head = missing[0].startswith("qa_outputs.")
+        why = "it has no trained span head: fine-tune it first" if head else "is it whole?"
+        raise UserError(f"{name}: {len(missing)} weights are missing, first {missing[0]}; {why}")
+
+
+def probe(network, listed):
+    """A SpanModel of this network, run once: "sdpa" if it is listed for packed windows and takes them, else "padded"."""
+    model = SpanModel(network, "sdpa" if listed else "padded")
+    if listed and packs(model):
+        return model
+    if listed:
+        network.set_attn_implementation("sdpa")
+    model.attention = "padded"
+    model(example_batch(torch.tensor([0, 1, 2]), [1, 2]))  # uneven, so that one is padded
     return model
 
 
@@ -137,8 +166,6 @@ def packs(model):
 
 def example_batch(ids, lengths):
     """A packed batch of unlabelled windows with these token ids and lengths."""
-    from common.batches import PackedBatch
-
     cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
     begin = cu_seqlens[:-1].long()
     position = torch.cat([torch.arange(length) for length in lengths])

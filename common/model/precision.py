@@ -1,4 +1,4 @@
-"""TODO."""
+"""Computing in half precision from weights that stay fp32, and compiling the layers."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""TODO."""
+"""A transformers question-answering network that takes packed batches, and the span loss."""
 
 import math
 
@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.model.attention import padding_places
+from common.model.finding import POSITIONS_AFTER_PADDING
 from common.model.fused.fuse import fuse_layers
-
-POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # these count from pad_token_id + 1
 
 
 class SpanModel(nn.Module):
@@ -24,7 +23,7 @@ class SpanModel(nn.Module):
         self.attention = attention
         self.half = None  # see compute_in
         self.compiled = False  # whether compile_layers found something to compile
-        self.words = None  # of the last batch, see PackedBatch: rows of the word embeddings that have a gradient
+        self.token_ids = None  # of the last batch, see PackedBatch: rows of the embeddings with a gradient
         config = network.config
         self.position_offset = config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
         # distilbert has no token types, and RoBERTa-likes have a single one
@@ -33,7 +32,7 @@ class SpanModel(nn.Module):
     def forward(self, batch):
         """Start and end logits, float32 [T] each."""
         padded = self.attention == "padded"
-        self.words = None if padded else batch.words  # others' code may use that table in other ways too
+        self.token_ids = None if padded else batch.token_ids  # others' code may use that table in other ways too
         run = self.forward_padded if padded else self.forward_packed
         start_logits, end_logits = run(batch)
         return start_logits.float().clone(), end_logits.float().clone()  # FSDP's hooks must not sit on a view

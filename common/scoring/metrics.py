@@ -1,11 +1,17 @@
-"""TODO."""
+"""Exact match and F1 of predicted answers, equal to both official SQuAD scripts to the last digit.
 
+The rules are those of evaluate-v1.1.py and evaluate-v2.0.py (https://rajpurkar.github.io/SQuAD-explorer/). Both compare
+normalised answers and take the best score over a question's gold answers. They differ where nothing is left of an
+answer: prediction `The` against gold `the` has F1 0 under rule 1.1 and 1 under rule 2.0, and only rule 2.0 knows
+questions whose right answer is the empty string.
+"""
+
+import json
 import re
 import string
 from collections import Counter
 
 from common.errors import UserError
-from common.metrics import _shown
 
 RULES = ("1.1", "2.0")
 
@@ -72,7 +78,7 @@ def evaluate(gold, predictions, rule, na_probs=None, na_threshold=1.0):
     for question, texts in gold.items():
         if question in predictions:
             if na_probs is not None and question not in na_probs:
-                raise UserError(f"question {_shown(question)} has a prediction and no no-answer score: add it")
+                raise UserError(f"question {shown(question)} has a prediction and no no-answer score: add it")
             raw[question] = score_answer(predictions[question], texts, rule)
 
     if rule == "1.1":
@@ -151,3 +157,9 @@ def missing_ids(gold, predictions):
     missing = [question for question in gold if question not in predictions]
     extra = [question for question in predictions if question not in gold]
     return missing, extra
+
+
+def shown(question):
+    """An id for a message: quoted, on one line, in ASCII, of bearable length."""
+    shown = json.dumps(question)
+    return shown if len(shown) <= 80 else shown[:76] + '..."'

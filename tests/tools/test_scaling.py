@@ -85,19 +85,17 @@ def test_runs_in_which_a_graph_is_made_are_warm_up(captures, taken, steady):
 def test_settings_in_turn_are_compared_within_each_round(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["-m", "benchmarks.steps", "--strategy", "ddp", "--batch-size", "8", "--shape", "tiny", "--in-turn"]
-    command += ["--device", "cpu", "--steps", "2", "--warmup", "1", "--profile", "--rows", "all", "met"]
+    command += ["--device", "cpu", "--steps", "2", "--warmup", "1", "--profile", "--reduce", "fp32", "rows"]
     command += ["--train-file", str(SAMPLE / "train.json"), "--cache-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert (first["rows"], second["rows"]) == ("all", "met") and first["time_to_first"] == [1, 1, 1]
+    assert (first["reduce"], second["reduce"]) == ("fp32", "rows") and first["time_to_first"] == [1, 1, 1]
     median, least, most = second["time_to_first"]
     assert 0 < least <= median <= most
 
 
-@pytest.mark.parametrize(
-    "further", [["--in-turn"], ["--reduce", "fp32", "bf16"], ["--bucket-mb", "1", "25"], ["--rows", "met", "all"]]
-)
+@pytest.mark.parametrize("further", [["--in-turn"], ["--reduce", "fp32", "bf16"], ["--bucket-mb", "1", "25"]])
 def test_a_study_has_one_row_for_each_setting(monkeypatch, tmp_path, further):
     monkeypatch.setattr(sys, "argv", ["scaling", str(tmp_path / "study.json"), *further])
     with pytest.raises(UserError, match="take one value here"):
@@ -116,15 +114,15 @@ def test_the_estimate_of_slow_links():
 
 
 def test_buckets_are_as_large_as_in_the_script():
-    assert f"bucket_cap_mb={steps.BUCKET_MB})" in (ROOT / "distributed_ddp.py").read_text()
+    assert f'"bucket_cap_mb": {steps.BUCKET_MB}}}' in (ROOT / "distributed_ddp.py").read_text()
 
 
 def test_each_setting_is_measured_once():
     args = steps.build_parser().parse_args(["--strategy", "baseline", "ddp", "fsdp-zero2", "--batch-size", "8"])
-    args.reduce, args.bucket_mb, args.rows = ["fp32", "bf16"], [10, 25], ["met", "all"]
+    args.reduce, args.bucket_mb = ["rows", "rows-bf16", "fp32", "bf16"], [10, 25]
     found = steps.choices(args)
     assert len(found) == 1 + 8 + 2
-    assert ("baseline", 8, *[None] * 3) in found and ("fsdp-zero2", 8, "bf16", None, None) in found
+    assert ("baseline", 8, None, None) in found and ("fsdp-zero2", 8, "bf16", None) in found
     wanted = plan([1, 4], ["ddp"], [96], [384])
     assert wanted == [(1, "baseline", 96), (1, "baseline", 384), (4, "ddp", 384)]
 

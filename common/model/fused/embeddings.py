@@ -1,4 +1,4 @@
-"""TODO."""
+"""BERT's embeddings with their LayerNorm by our own kernels, forward and backward."""
 
 import torch
 
@@ -6,7 +6,7 @@ from common.model.fused.gradients import WritesGradients, into_buffers
 
 
 class FusedEmbedding(torch.autograd.Function):
-    """Token ids, positions and types [T], and the weights of the embeddings -> [T, C] in `dtype`; buffers: as above."""
+    """Token ids, positions and types [T], and the weights of the embeddings -> [T, C] in `dtype`; buffers: for the gradients, or None."""
 
     @staticmethod
     def forward(ctx, ids, positions, types, eps, dropout, seed, padding, dtype, buffers, *tables):

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Putting the fused layers and embeddings in the place of transformers' own, with the same parameters."""
 
 import importlib.util
 

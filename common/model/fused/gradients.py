@@ -1,4 +1,4 @@
-"""TODO."""
+"""Weight gradients that are written where DistributedDataParallel wants them, its buckets, without a copy."""
 
 import torch
 

@@ -1,11 +1,10 @@
-"""BERT's encoder layer over packed windows, forward and backward by hand, and its embeddings.
+"""BERT's encoder layer over packed windows, forward and backward by hand.
 
-`FusedLayer` is the layer: matrix products, and the kernels of common/kernels.py between them. It uses what a compiler
-cannot know: biases are added, and their gradients summed, by kernels that hold the values anyway; queries, keys and
-values are one product, and their gradients another, which adds the residual's; weight gradients leave their products
-in fp32. Nothing is to be compiled at the start but the kernels. benchmarks/NOTES.md has what each is worth. The rest of
-this file puts it in place of transformers' layer, parameters and names unchanged. The kernels are imported where they
-are used, since they need Triton, which comes with torch for CUDA alone.
+`FusedLayer` is matrix products, and the kernels of common/model/fused/kernels.py between them. It uses what a compiler
+cannot know. Biases are added, and their gradients summed, by kernels that hold the values anyway. Queries, keys and
+values are one product, and their gradients another, which adds the residual's. Weight gradients leave their products in
+fp32. benchmarks/NOTES.md has what each saves. The kernels are imported where they are used: they need Triton, which
+comes with torch for CUDA alone.
 """
 
 import torch
