@@ -97,7 +97,7 @@ def build_parser():
 
 
 def warn_of_ids(args, gold, predictions, na_probs, rule):
-    """Warn of questions without a prediction, predictions and scores without a question, questions without an answer."""
+    """Warn of questions without a prediction or an answer, and of predictions and scores without a question."""
     missing, extra = missing_ids(gold, predictions)
     of = f" of {len(gold)}"
     _warn(args.predictions, missing, "questions without a prediction, each scores 0", of)

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The windows of a question set on disk: built once, memory-mapped by every rank of every run after that."""
 
 import hashlib
 import json

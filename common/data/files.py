@@ -1,4 +1,4 @@
-"""TODO."""
+"""Data files: finding them, reading them, unpacking gzip, and what is taken where no file is named."""
 
 import gzip
 import io

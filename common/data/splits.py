@@ -1,4 +1,4 @@
-"""TODO."""
+"""The question sets of a run: parts of files, cut and split in a way that depends on the data alone."""
 
 import hashlib
 import json
@@ -92,42 +92,47 @@ class QuestionSet:
         return SquadData(whole.path, whole.version, frame, faults.reset_index(drop=True))
 
 
-def question_sets(
-    train_file,
-    dev_file,
-    dev_fraction=0.0,
-    tune_fraction=0.0,
-    split_by="article",
-    max_train=None,
-    max_dev=None,
-    first_answer=False,
-    seen=0,
-):
-    """The sets a run uses, as {"train": QuestionSet, "dev": …}; "tune" and "seen" where these are not 0.
+@dataclass(frozen=True)
+class Cuts:
+    """What is cut from the files of a run.
 
-    max_train: the first questions of the training file, taken before anything is split off.
-    dev_fraction: this part of the training file becomes the dev set, and dev_file is not used.
-    tune_fraction: this part of the training questions is held out to set the no-answer threshold.
-    seen: the first so many of the training questions, which are scored as well.
-    Without a train_file there is only "dev".
+    max_train: the first questions of the training file, taken before anything is split off. dev_fraction: this part of
+    the training file becomes the dev set. tune_fraction: this part of the training questions is held out to set the
+    no-answer threshold. split_by: "article" or "question". max_dev: the first questions of the dev set. first_answer:
+    keep each question's first gold answer alone. seen: the first so many training questions, which are scored as well.
     """
-    cut_dev = (("first answer",),) if first_answer else ()
+
+    dev_fraction: float = 0.0
+    tune_fraction: float = 0.0
+    split_by: str = "article"
+    max_train: int | None = None
+    max_dev: int | None = None
+    first_answer: bool = False
+    seen: int = 0
+
+
+def question_sets(train_file, dev_file, **cuts):
+    """The sets a run uses, as {"train": QuestionSet, "dev": …}; "tune" and "seen" where `cuts` ask for them.
+
+    cuts: see Cuts. With dev_fraction, dev_file is not used. Without a train_file there is only "dev".
+    """
+    cuts = Cuts(**cuts)
+    first_answer = (("first answer",),) if cuts.first_answer else ()
+    first_dev = (("first", cuts.max_dev),) if cuts.max_dev else ()
     if train_file is None:
-        return {"dev": QuestionSet(find_file(dev_file), (*cut_dev, ("first", max_dev)) if max_dev else cut_dev)}
+        return {"dev": QuestionSet(find_file(dev_file), first_answer + first_dev)}
     train_file = find_file(train_file)
-    base = (("first", max_train),) if max_train else ()
-    if first_answer:
-        base += (("first answer",),)
-    train, dev, dev_path = base, cut_dev, dev_file
-    if dev_fraction:
-        train = (*base, ("split", dev_fraction, split_by, 0))
-        dev, dev_path = (*base, ("split", dev_fraction, split_by, 1)), train_file
-    if max_dev:
-        dev = (*dev, ("first", max_dev))
+    first_train = (("first", cuts.max_train),) if cuts.max_train else ()
+    train, dev, dev_path = first_train + first_answer, first_answer, dev_file
+    if cuts.dev_fraction:
+        split = ("split", cuts.dev_fraction, cuts.split_by)
+        train, dev, dev_path = (*train, (*split, 0)), (*train, (*split, 1)), train_file
     sets = {}
-    if tune_fraction:
-        sets["tune"] = QuestionSet(train_file, (*train, ("split", tune_fraction, split_by, 1)))
-        train = (*train, ("split", tune_fraction, split_by, 0))
-    if seen:
-        sets["seen"] = QuestionSet(train_file, (*train, ("first", seen)), part=True)
-    return {"train": QuestionSet(train_file, train), "dev": QuestionSet(find_file(dev_path), dev), **sets}
+    if cuts.tune_fraction:
+        split = ("split", cuts.tune_fraction, cuts.split_by)
+        sets["tune"] = QuestionSet(train_file, (*train, (*split, 1)))
+        train = (*train, (*split, 0))
+    if cuts.seen:
+        sets["seen"] = QuestionSet(train_file, (*train, ("first", cuts.seen)), part=True)
+    dev_set = QuestionSet(find_file(dev_path), dev + first_dev)
+    return {"train": QuestionSet(train_file, train), "dev": dev_set, **sets}

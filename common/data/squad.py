@@ -59,75 +59,95 @@ def parse_squad(path, raw, labelled=True):
     tree = parse_json(path, raw)
     if not isinstance(tree, dict) or not isinstance(tree.get("data"), list):
         raise UserError(f'{path}: not SQuAD: expected an object {{"version": ..., "data": [articles]}} at the top')
-    version = "2.0" if str(tree.get("version", "")).lower().lstrip("v").startswith("2") else "1.1"
-    rows, faults, seen = [], [], set()
+    reader = SquadReader(path, labelled)
+    if str(tree.get("version", "")).lower().lstrip("v").startswith("2"):
+        reader.version = "2.0"
+    for number, article in enumerate(tree["data"]):
+        reader.read_article(article, number)
+    return reader.finish()
 
-    def fault(question_id, kind, detail):
-        faults.append((question_id, kind, detail))
 
-    def text(value, where, question_id):
+class SquadReader:
+    """Collects the questions and faults of one file, article by article; see parse_squad."""
+
+    def __init__(self, path, labelled):
+        self.path, self.labelled, self.version = path, labelled, "1.1"
+        self.rows, self.faults, self.seen = [], [], set()
+
+    def fault(self, question_id, kind, detail):
+        self.faults.append((question_id, kind, detail))
+
+    def text(self, value, what, question_id):
+        """`value` without lone surrogates, which are counted as a fault of the question."""
         if SURROGATES.search(value):
-            fault(question_id, "surrogate", where)
+            self.fault(question_id, "surrogate", what)
             return SURROGATES.sub("\ufffd", value)
         return value
 
-    for number, article in enumerate(tree["data"]):
-        where = f"{path}: article {number}"
+    def read_article(self, article, number):
+        where = f"{self.path}: article {number}"
         expect(article, dict, "the article", where)
         title = expect(article.get("title", f"article {number}"), str, "title", where)
-        clean_title = SURROGATES.sub("\ufffd", title)
         for position, paragraph in enumerate(field(article, "paragraphs", list, where)):
             place = f"{where}, paragraph {position}"
             expect(paragraph, dict, "the paragraph", place)
             context = field(paragraph, "context", str, place)
-            cleaned = SURROGATES.sub("\ufffd", context)
-            blank = not cleaned.strip()
-            damaged = [name for name, a, b in (("title", title, clean_title), ("context", context, cleaned)) if a != b]
+            texts = {"title": title, "context": context}
+            cleaned = {name: SURROGATES.sub("\ufffd", value) for name, value in texts.items()}
+            damaged = [name for name, value in texts.items() if cleaned[name] != value]
             for qa in field(paragraph, "qas", list, place):
-                expect(qa, dict, "a question", place)
-                question_id = field(qa, "id", str, place)
-                ask = f"{path}: question {quoted(question_id)}"
-                if question_id in seen:
-                    raise UserError(f"{ask}: the id occurs twice; ids must be unique, rename one")
-                if SURROGATES.search(question_id):
-                    raise UserError(f"{ask}: the id holds a lone surrogate, which no file can hold as UTF-8; rename it")
-                seen.add(question_id)
-                question = text(field(qa, "question", str, ask), "question", question_id)
-                for name in damaged:  # counted for each question that stands on it
-                    fault(question_id, "surrogate", name)
-                if "is_impossible" in qa:
-                    version = "2.0"
-                impossible = expect(qa.get("is_impossible", False), bool, "is_impossible", ask)
-                answers = []
-                if labelled and (qa.get("answers") or not impossible):
-                    answers = field(qa, "answers", list, ask)
-                if impossible and answers:
-                    fault(question_id, "contradiction", f"{len(answers)} answers given")
-                    answers = []
-                if blank:
-                    fault(question_id, "blank context", "")
-                placed = []
-                for answer in answers:
-                    expect(answer, dict, "an answer", ask)
-                    gold = text(field(answer, "text", str, ask), "answer", question_id)
-                    start = field(answer, "answer_start", int, ask)
-                    found = locate(gold, start, cleaned)
-                    if found < 0:
-                        fault(question_id, "unusable", f"{shorten(gold)!r} at {shorten(str(start))}")
-                    elif found != start:
-                        stated = shorten(str(start))
-                        fault(question_id, "misaligned", f"{shorten(gold)!r} stated at {stated}, found at {found}")
-                    placed.append((gold, found))
-                rows.append((question_id, clean_title, question, cleaned, placed, impossible))
+                self.read_question(qa, cleaned, damaged, place)
 
-    if not rows:
-        raise UserError(f"{path}: holds no questions; is it the right file?")
-    unanswered = [row for row in rows if labelled and not row[4]]
-    if version == "1.1" and unanswered:
-        ask = f"{path}: question {quoted(unanswered[0][0])}"
-        raise UserError(f"{ask}: has no answers; v1.1 needs one, v2.0 says is_impossible")
-    faults += [(row[0], "no answers", "") for row in unanswered if not row[5]]
-    return SquadData(str(path), version, question_frame(rows), fault_frame(faults))
+    def read_question(self, qa, texts, damaged, place):
+        """texts: {"title": …, "context": …}. damaged: names of those that held lone surrogates."""
+        expect(qa, dict, "a question", place)
+        question_id = field(qa, "id", str, place)
+        ask = f"{self.path}: question {quoted(question_id)}"
+        if question_id in self.seen:
+            raise UserError(f"{ask}: the id occurs twice; ids must be unique, rename one")
+        if SURROGATES.search(question_id):
+            raise UserError(f"{ask}: the id holds a lone surrogate, which no file can hold as UTF-8; rename it")
+        self.seen.add(question_id)
+        question = self.text(field(qa, "question", str, ask), "question", question_id)
+        for name in damaged:  # counted for each question that stands on it
+            self.fault(question_id, "surrogate", name)
+        if "is_impossible" in qa:
+            self.version = "2.0"
+        impossible = expect(qa.get("is_impossible", False), bool, "is_impossible", ask)
+        answers = []
+        if self.labelled and (qa.get("answers") or not impossible):
+            answers = field(qa, "answers", list, ask)
+        if impossible and answers:
+            self.fault(question_id, "contradiction", f"{len(answers)} answers given")
+            answers = []
+        if not texts["context"].strip():
+            self.fault(question_id, "blank context", "")
+        placed = [self.place_answer(answer, texts["context"], question_id, ask) for answer in answers]
+        self.rows.append((question_id, texts["title"], question, texts["context"], placed, impossible))
+
+    def place_answer(self, answer, context, question_id, ask):
+        """(text, start) of a gold answer, start -1 where it is not to be found."""
+        expect(answer, dict, "an answer", ask)
+        gold = self.text(field(answer, "text", str, ask), "answer", question_id)
+        start = field(answer, "answer_start", int, ask)
+        found = locate(gold, start, context)
+        if found < 0:
+            self.fault(question_id, "unusable", f"{shorten(gold)!r} at {shorten(str(start))}")
+        elif found != start:
+            stated = shorten(str(start))
+            self.fault(question_id, "misaligned", f"{shorten(gold)!r} stated at {stated}, found at {found}")
+        return gold, found
+
+    def finish(self):
+        """The SquadData of all that was read."""
+        if not self.rows:
+            raise UserError(f"{self.path}: holds no questions; is it the right file?")
+        unanswered = [row for row in self.rows if self.labelled and not row[4]]
+        if self.version == "1.1" and unanswered:
+            ask = f"{self.path}: question {quoted(unanswered[0][0])}"
+            raise UserError(f"{ask}: has no answers; v1.1 needs one, v2.0 says is_impossible")
+        self.faults += [(row[0], "no answers", "") for row in unanswered if not row[5]]
+        return SquadData(str(self.path), self.version, question_frame(self.rows), fault_frame(self.faults))
 
 
 def locate(answer, start, context):

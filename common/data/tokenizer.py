@@ -1,4 +1,4 @@
-"""TODO."""
+"""The fast tokenizer of a model, its errors, and how it joins a question and a context."""
 
 import os
 from contextlib import contextmanager

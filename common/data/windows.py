@@ -73,55 +73,28 @@ def build(data, tokenizer, max_length, overlap, log=lambda text: None):
     limit = question_limit(max_length, overlap, template.specials)
     log(f"tokenising {len(frame):,} questions of {data.path}")
 
-    paragraph, contexts = number_distinct(frame["context"])  # each context is tokenised once
-    context_ids, char_start, char_end, context_count = tokenize_contexts(tokenizer, contexts)
+    contexts = tokenize_contexts(tokenizer, frame["context"])
     question_ids, question_count = tokenize_questions(tokenizer, list(frame["question"]))
-    context_first = exclusive_sum(context_count)
     question_first = exclusive_sum(question_count)
     too_long = np.flatnonzero(question_count > limit)
     faults = data.faults.values.tolist()
     faults += [[frame["id"][i], "long question", f"{question_count[i]} tokens, {limit} used"] for i in too_long]
     question_count = np.minimum(question_count, limit)
 
-    # Windows: how many each question has, and which piece of the context each holds.
-    tokens = context_count[paragraph]
-    room = max_length - template.specials - question_count  # context tokens in a full window
-    stride = room - overlap
-    windows = 1 + np.maximum(0, -(-(tokens - room) // stride))
-    question = np.repeat(np.arange(len(frame)), windows)
-    number = np.arange(len(question)) - np.repeat(exclusive_sum(windows), windows)
-    piece_start = number * stride[question]
-    piece = np.minimum(room[question], tokens[question] - piece_start)
-    first_token = context_first[paragraph[question]] + piece_start
-    context_at = len(template.prefix) + question_count[question] + len(template.middle)
-    offsets = np.concatenate([[0], np.cumsum(context_at + piece + len(template.suffix))])
-
-    # Token ids: five segments a window, each written for all windows at once.
-    base = offsets[:-1]
-    input_ids = np.empty(offsets[-1], np.int32)
-    for i, token in enumerate(template.prefix):
-        input_ids[base + i] = token
+    question, piece_start, piece = cut_windows(
+        contexts.count[contexts.paragraph], max_length - template.specials - question_count, overlap
+    )
     count = question_count[question]
-    input_ids[spread(base + len(template.prefix), count)] = question_ids[spread(question_first[question], count)]
-    for i, token in enumerate(template.middle):
-        input_ids[base + context_at - len(template.middle) + i] = token
-    input_ids[spread(base + context_at, piece)] = context_ids[spread(first_token, piece)]
-    for i, token in enumerate(template.suffix):
-        input_ids[base + context_at + piece + i] = token
-
-    # Labels: the tokens of the first usable answer, where the window holds all of them; else [CLS].
-    first, last, located = label_tokens(frame, paragraph, contexts, char_start, char_end, context_first, context_count)
-    usable = located & (first <= last)
-    first, last = first[question] - piece_start, last[question] - piece_start
-    inside = usable[question] & (first >= 0) & (last < piece)
-    start = np.where(inside, context_at + first, 0)
-    end = np.where(inside, context_at + last, 0)
-    no_label = ~usable & ~frame["is_impossible"].to_numpy()
-    faults += [[frame["id"][i], "no tokens", ""] for i in np.flatnonzero(no_label & located)]
-    start[no_label[question]] = end[no_label[question]] = -1
-
+    context_at = len(template.prefix) + count + len(template.middle)
+    first_token = contexts.first[contexts.paragraph[question]] + piece_start
+    offsets = np.concatenate([[0], np.cumsum(context_at + piece + len(template.suffix))])
+    segments = [
+        (len(template.prefix), question_ids, question_first[question], count),
+        (context_at, contexts.ids, first_token, piece),
+    ]
+    start, end, dropped = label_windows(frame, contexts, question, piece_start, piece, context_at)
     arrays = dict(
-        input_ids=input_ids,
+        input_ids=join_tokens(template, offsets, segments),
         offsets=offsets,
         question=question,
         context_at=context_at,
@@ -129,8 +102,8 @@ def build(data, tokenizer, max_length, overlap, log=lambda text: None):
         first_token=first_token,
         start=start,
         end=end,
-        char_start=char_start,
-        char_end=char_end,
+        char_start=contexts.char_start,
+        char_end=contexts.char_end,
     )
     arrays = {name: arrays[name].astype(kind, copy=False) for name, kind in ARRAYS.items()}
     meta = {
@@ -139,10 +112,58 @@ def build(data, tokenizer, max_length, overlap, log=lambda text: None):
         "unanswerable": int(frame["is_impossible"].sum()),
         "windows": len(question),
         "tokens": int(offsets[-1]),
-        "faults": faults,
+        "faults": faults + [[frame["id"][i], "no tokens", ""] for i in dropped],
     }
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     return Features(**arrays, token_type=template.token_type, pad_id=pad_id, max_length=max_length, meta=meta)
+
+
+def cut_windows(tokens, room, overlap):
+    """The windows of all questions: how many each has, and which piece of the context each holds.
+
+    tokens: int [Q], of each question's context. room: int [Q], context tokens in a full window of it.
+    Returns int [W] each: the question, where the piece begins in the context, its tokens.
+    """
+    stride = room - overlap
+    num_windows = 1 + np.maximum(0, -(-(tokens - room) // stride))
+    question = np.repeat(np.arange(len(tokens)), num_windows)
+    number = np.arange(len(question)) - np.repeat(exclusive_sum(num_windows), num_windows)
+    piece_start = number * stride[question]
+    return question, piece_start, np.minimum(room[question], tokens[question] - piece_start)
+
+
+def join_tokens(template, offsets, segments):
+    """The token ids of all windows end to end, int32 [T]: each part is written for all windows at once.
+
+    segments: of the question and of the context: (position in the window, token ids, first of them for each window,
+    how many). The template's own tokens stand before, between and after.
+    """
+    base, input_ids = offsets[:-1], np.empty(offsets[-1], np.int32)
+    for position, ids, first, count in segments:
+        input_ids[spread(base + position, count)] = ids[spread(first, count)]
+    context_at, *_, piece = segments[1]
+    own = [(0, template.prefix), (context_at - len(template.middle), template.middle)]
+    for position, tokens in [*own, (context_at + piece, template.suffix)]:
+        for i, token in enumerate(tokens):
+            input_ids[base + position + i] = token
+    return input_ids
+
+
+def label_windows(frame, contexts, question, piece_start, piece, context_at):
+    """The tokens of each question's first usable answer, in each window that holds all of them.
+
+    Returns start and end, int [W]: positions in the window; 0 ([CLS]) for no answer here, -1 for no usable label. Then
+    the rows of questions whose answer the tokenizer drops whole.
+    """
+    first, last, located = label_tokens(frame, contexts)
+    usable = located & (first <= last)
+    first, last = first[question] - piece_start, last[question] - piece_start
+    inside = usable[question] & (first >= 0) & (last < piece)
+    start = np.where(inside, context_at + first, 0)
+    end = np.where(inside, context_at + last, 0)
+    no_label = ~usable & ~frame["is_impossible"].to_numpy()
+    start[no_label[question]] = end[no_label[question]] = -1
+    return start, end, np.flatnonzero(no_label & located)
 
 
 def number_distinct(items):
@@ -179,8 +200,27 @@ def tokenize_questions(tokenizer, questions):
     return np.fromiter(chain.from_iterable(ids), np.int32, counts.sum()), counts
 
 
-def tokenize_contexts(tokenizer, contexts):
-    """Token ids (int32 [C]), first and past-last character of each token (int32 [C]), tokens of each context."""
+@dataclass
+class Contexts:
+    """The distinct contexts of a question set, tokenised.
+
+    paragraph: int [Q], the context of each question. texts: the contexts. ids: int32 [C], all their tokens end to end.
+    char_start, char_end: int32 [C], first and past-last character of each token. count, first: int [contexts], tokens
+    of each and where they begin.
+    """
+
+    paragraph: np.ndarray
+    texts: list
+    ids: np.ndarray
+    char_start: np.ndarray
+    char_end: np.ndarray
+    count: np.ndarray
+    first: np.ndarray
+
+
+def tokenize_contexts(tokenizer, column):
+    """The Contexts in a column of texts; each distinct one is tokenised once."""
+    paragraph, contexts = number_distinct(column)
     ids, spans, counts = [], [], []
     for batch in in_batches(contexts):
         for encoding in encode(tokenizer, "encode_batch", batch, add_special_tokens=False):
@@ -194,7 +234,8 @@ def tokenize_contexts(tokenizer, contexts):
     start, end = tidy_spans("\n".join(contexts), spans[:, 0] + shift, spans[:, 1] + shift)
     size = np.repeat(np.array([len(context) for context in contexts], np.int64), counts)
     start, end = np.minimum(start - shift, size), np.maximum(end - shift, 0)  # tokens of blanks may point beyond
-    return np.concatenate(ids), start.astype(np.int32), end.astype(np.int32), counts
+    start, end = start.astype(np.int32), end.astype(np.int32)
+    return Contexts(paragraph, contexts, np.concatenate(ids), start, end, counts, exclusive_sum(counts))
 
 
 def positions_in_text(contexts):
@@ -238,7 +279,7 @@ def tidy_spans(text, start, end):
     return start, end
 
 
-def label_tokens(frame, paragraph, contexts, char_start, char_end, context_first, context_count):
+def label_tokens(frame, contexts):
     """The tokens that overlap the non-blank characters of each question's first usable answer.
 
     Returns first and last token, int64 [Q], counted from the context's first token (first is after last where the
@@ -254,12 +295,13 @@ def label_tokens(frame, paragraph, contexts, char_start, char_end, context_first
                 located[row] = True
                 break
     # One search for all contexts: their characters are numbered on from context to context.
-    text_at = positions_in_text(contexts)
-    shift = np.repeat(text_at, context_count)
+    text_at, paragraph = positions_in_text(contexts.texts), contexts.paragraph
+    shift = np.repeat(text_at, contexts.count)
     begin, finish = begin + text_at[paragraph], finish + text_at[paragraph]
-    first = np.searchsorted(char_end + shift, begin, side="right")  # the first token that ends after the answer begins
-    last = np.searchsorted(char_start + shift, finish, side="left") - 1  # the last that starts before it ends
-    origin = context_first[paragraph]
+    # The first token that ends after the answer begins, and the last that starts before it ends.
+    first = np.searchsorted(contexts.char_end + shift, begin, side="right")
+    last = np.searchsorted(contexts.char_start + shift, finish, side="left") - 1
+    origin = contexts.first[paragraph]
     return first - origin, last - origin, located
 
 

@@ -125,7 +125,7 @@ def check_missing(name, missing):
 
 
 def probe(network, listed):
-    """A SpanModel of this network, run once: "sdpa" if it is listed for packed windows and takes them, else "padded"."""
+    """A SpanModel of this network, run once: "sdpa" if it is `listed` and takes packed windows, else "padded"."""
     model = SpanModel(network, "sdpa" if listed else "padded")
     if listed and packs(model):
         return model

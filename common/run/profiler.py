@@ -62,7 +62,7 @@ def time_shares(kernels):
 
 
 def shares_table(times, steps):
-    """The shares as lines of text; times: from `time_shares`, in microseconds. What is hidden adds nothing to the sum."""
+    """The shares as lines of text; times: from `time_shares`, in microseconds. Hidden time adds nothing."""
     lines = [f"{'':24}{'ms a step':>10}{'share':>8}"]
     for kind, time in times.items():
         lines.append(f"{kind:24}{time / 1000 / steps:10.2f}{time / times['all']:8.1%}")

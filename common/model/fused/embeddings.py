@@ -6,7 +6,10 @@ from common.model.fused.gradients import WritesGradients, into_buffers
 
 
 class FusedEmbedding(torch.autograd.Function):
-    """Token ids, positions and types [T], and the weights of the embeddings -> [T, C] in `dtype`; buffers: for the gradients, or None."""
+    """Token ids, positions and types [T], and the weights of the embeddings -> [T, C] in `dtype`.
+
+    buffers: tensors for the gradients of the weights, or None.
+    """
 
     @staticmethod
     def forward(ctx, ids, positions, types, eps, dropout, seed, padding, dtype, buffers, *tables):
