@@ -94,5 +94,5 @@ cp "$out"/report-1/baseline-fp32.json "$out/report-5/" 2>/dev/null
 cp "$out"/report-2/*-fp32.json "$out/report-3/" 2>/dev/null
 rmdir "$out"/report-* 2>/dev/null
 ((failed)) && echo "error: not all runs ended well, see above; their records are missing" >&2
-echo "records: $out/report-*; copy them to benchmarks/records/reproductions, then python -m tools.reproductions --write"
+echo "records: $out/report-*; copy them to benchmarks/records/reproductions, then python -m benchmarks.reproductions --write"
 exit $failed

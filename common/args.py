@@ -50,7 +50,7 @@ minutes = number(float, 1e-30, 1e6, "a number above 0 and below a million")  # c
 
 RESOLVED = {  # the class of what `common.run.settings.resolve` adds
     "data_name": "input", "model_name": "input", "model_path": "input", "questions": "input", "settings": "input",
-    "score_untrained": "output",
+    "score_untrained": "bookkeeping",
 }  # fmt: skip
 
 

@@ -41,19 +41,13 @@ import baseline
 import distributed_ddp
 import distributed_fsdp
 from benchmarks import scaling, steps
-from common import (
-    checkpoint,  # OLDMODULE
-    distributed,  # OLDMODULE
-    errors,
-    metrics,  # OLDMODULE
-    model,  # OLDMODULE
-    record,  # OLDMODULE
-    runtime,  # OLDMODULE
-    squad,  # OLDMODULE
-)
+from common import errors, metrics
+from common.data import splits, squad
 from common.data.cache import prepare, read_cache
 from common.data.tokenizer import load_tokenizer, vocabulary_size
 from common.data.windows import ARRAYS
+from common.model import loading
+from common.run import checkpoint, curves, environment
 from tools import allreduce, ask, audit, fetch, report, reproductions, sweep
 
 SECONDS = 20  # for one input; most take milliseconds
@@ -136,7 +130,7 @@ def small_reader():
 
 def features(file, cache):
     tokenizer = load_tokenizer(str(Path(file).parent / "m"))
-    return prepare(squad.QuestionSet(Path(file)), tokenizer, WINDOW, OVERLAP, cache, log=lambda text: None)
+    return prepare(splits.QuestionSet(Path(file)), tokenizer, WINDOW, OVERLAP, cache, log=lambda text: None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -154,7 +148,7 @@ def fuzz_squad(version, rng, folder, past):
     ):
         run_main(audit.main, path, "--model", base_folder() / "m", "--max-length", WINDOW, "--overlap", OVERLAP, *more)
     if rng.random() < 0.2:
-        sets = squad.question_sets(path, path, dev_fraction=0.5, split_by=rng.choice(["article", "question"]))
+        sets = splits.question_sets(path, path, dev_fraction=0.5, split_by=rng.choice(["article", "question"]))
         for questions in sets.values():
             prepare(questions, small_tokenizer(), WINDOW, OVERLAP, folder / "cache", log=print)
 
@@ -240,7 +234,7 @@ def fuzz_model(rng, folder, past):
     try:
         if rng.random() < 0.3:  # as the training scripts do
             tokenizer = load_tokenizer(str(place))
-            model.load_model(str(place), dropout=0.1, vocabulary=vocabulary_size(tokenizer))
+            loading.load_model(str(place), dropout=0.1, vocabulary=vocabulary_size(tokenizer))
             past()
         else:
             reader = ask.load(str(place), device="cpu")
@@ -369,10 +363,10 @@ def fuzz_checkpoint(rng, folder, past):
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(checkpoint, "read", before(past, checkpoint.read)))
         stack.enter_context(mock.patch.object(baseline, "load_tokenizer", lambda _: small_tokenizer()))
-        stack.enter_context(mock.patch.object(record, "git_state", lambda: (None, None)))
+        stack.enter_context(mock.patch.object(environment, "git_state", lambda: (None, None)))
         if rng.random() > 0.03:
             stack.enter_context(mock.patch.object(baseline, "train_one_epoch", stop))
-            stack.enter_context(mock.patch.object(runtime, "curves"))
+            stack.enter_context(mock.patch.object(curves, "curves"))
         with contextlib.suppress(Stop):
             run_main(baseline.main, *training(), "--runs-dir", folder / "runs", "--resume", folder / "r")
 
@@ -463,12 +457,13 @@ def fuzz_arguments(rng, folder, past):
     with contextlib.ExitStack() as stack:
         if not whole:
             for script in (baseline, distributed_ddp, distributed_fsdp):
-                stack.enter_context(mock.patch.object(script, "load_tokenizer", stop))
+                stack.enter_context(mock.patch.object(script, "Data", stop))
         for module, what in (
             (steps, "load_windows"),
             (fetch, "fetch"),
             (scaling, "measure"),
-            (distributed, "start"),
+            (allreduce, "measure"),
+            (allreduce.World, "connect"),
             (report, "draw"),
         ):
             stack.enter_context(mock.patch.object(module, what, stop))

@@ -1,12 +1,12 @@
-"""common/kernels.py under Triton's interpreter, without a GPU, against plain torch; tests/test_kernels.py starts it."""
+"""The Triton kernels under Triton's interpreter against plain torch; tests/model/test_kernels.py starts this file."""
 
 import pytest
 import torch
-from test_fused_layer import Kernels as Plain
 from tiny import load_small, same_gradients, sample_features
+from torch_kernels import Kernels as Plain
 
-from common import kernels  # OLDMODULE
 from common.data.packing import pack
+from common.model.fused import kernels
 from common.model.span import span_loss, use_attention
 
 EPS = 1e-12

@@ -14,11 +14,8 @@ import mutate
 import pytest
 from tiny import ROOT
 
-from common import (
-    errors,
-    metrics,  # OLDMODULE
-    squad,  # OLDMODULE
-)
+from common import errors, metrics
+from common.data import squad
 from common.data.tokenizer import load_tokenizer
 from common.errors import Parser, UserError
 from common.model.loading import load_model

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForQuestionAnswering, PreTrainedTokenizerFast
 
-from common import squad  # OLDMODULE
+from common.data import splits
 from common.data.tokenizer import load_tokenizer
 from common.data.windows import build
 from common.model.loading import load_model
@@ -89,7 +89,7 @@ def minilm_tokenizer():
 
 def sample_features(questions=40, max_length=384, overlap=128, file=SAMPLE / "train.json"):
     """(Features, SquadData) of the first questions of a file, in memory."""
-    data = squad.QuestionSet(file, (("first", questions),)).data
+    data = splits.QuestionSet(file, (("first", questions),)).data
     return build(data, minilm_tokenizer(), max_length, overlap), data
 
 

@@ -26,7 +26,7 @@ from common.args import build_parser, classes, few, positive
 from common.errors import UserError
 from common.run.lock import process_begun
 from common.run.settings import check_combinations
-from tools.report import report
+from tools.report.page import report
 
 STRATEGIES = {  # script and what else it is given
     "baseline": ["run_baseline.sh"],

@@ -6,7 +6,8 @@ import statistics
 import pytest
 from tiny import ROOT
 
-from tools.records import group, read_run
+from tools.report.grouping import group
+from tools.report.reading import read_run
 
 README = (ROOT / "README.md").read_text()
 RESULTS = (ROOT / "docs" / "results.md").read_text()

@@ -16,14 +16,14 @@ from tiny import ROOT, SAMPLE, minilm_tokenizer, sample_features
 from benchmarks import compare
 from benchmarks.peers.harness import Bench, PaddedWindows
 from benchmarks.workload import build_network
-from common import metrics  # OLDMODULE
 from common.data.packing import pack
 from common.data.splits import QuestionSet
 from common.errors import UserError
 from common.run.environment import environment
 from common.run.record import write_json
+from common.scoring import metrics
 from common.scoring.evaluation import gold_texts
-from tools.records import read_run
+from tools.report.reading import read_run
 
 WAYS = {way.name: way for way in compare.WAYS}
 SMALL = ["--shape", "tiny", "--train-file", str(SAMPLE / "train.json"), "--warmup", "2", "--seconds", "0.1"]

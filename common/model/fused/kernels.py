@@ -1,10 +1,10 @@
-"""Triton kernels of BERT over packed windows: attention, dropout with LayerNorm, embeddings, GELU; each way.
+"""Triton kernels of BERT over packed windows, forward and backward: attention, dropout and LayerNorm, embeddings, GELU.
 
-What they save against the usual kernels is memory traffic, which is all that such work costs: a bias is added, and its
-gradient summed, by the kernel that has the values in its registers anyway; which units dropout drops is computed again
-in the backward pass from a seed, not stored. Attention works on tiles of 64, since question answering's windows hold
-171 tokens on average: of the 128 by 128 tiles of flash-attention they fill less than half. Nothing is summed by
-atomics, so that equal inputs give equal results to the bit. All take bf16, fp16 and fp32.
+They save memory traffic, which bounds the time of such work. A bias is added, and its gradient summed, by the kernel
+that holds the values in registers. Dropout's mask is not stored: the backward pass computes it again from a seed.
+Attention works on tiles of 64. Windows hold 171 tokens on average, which fill less than half of flash-attention's tiles
+of 128 by 128. No sum uses atomics, so that equal inputs give equal results to the bit. All kernels take bf16, fp16 and
+fp32.
 """
 
 import functools
@@ -128,7 +128,10 @@ def tiling(dtype, width):
 
 
 def attention_forward(qkv, heads, cu_seqlens, max_length):
-    """Attention within each window: qkv [T, 3 * C] -> its output [T, C] and log2-sum-exp2, float32 [heads, T]."""
+    """Attention within each window: qkv [T, 3 * C] -> its output [T, C] and log2-sum-exp2, float32 [heads, T].
+
+    FlashAttention-2 (Dao 2023), with its online softmax.
+    """
     tokens, wide = qkv.shape[0], qkv.shape[1] // 3
     out, lse = qkv.new_empty(tokens, wide), qkv.new_empty(heads, tokens, dtype=torch.float32)
     tile, precision = tiling(qkv.dtype, wide // heads)
@@ -142,7 +145,10 @@ def attention_forward(qkv, heads, cu_seqlens, max_length):
 
 
 def attention_backward(grad, qkv, out, lse, cu_seqlens, max_length):
-    """The gradient of qkv [T, 3 * C] from that of the output [T, C]."""
+    """The gradient of qkv [T, 3 * C] from that of the output [T, C].
+
+    FlashAttention-2 (Dao 2023): the probabilities are computed again, not stored.
+    """
     tokens, wide, heads = *out.shape, len(lse)
     dqkv = torch.empty_like(qkv)
     tile, precision = tiling(qkv.dtype, wide // heads)
@@ -323,7 +329,10 @@ def embed_backward_kernel(
 
 
 def embed(ids, positions, types, word, position, kind, weight, shift, eps, dropout, seed, dtype):
-    """Embeddings [T, C] in `dtype` of the tokens ids, positions, types [T]; also their sum, mean and 1 / deviation."""
+    """dropout(LayerNorm(word + position + type)) [T, C] in `dtype`, and the sum with its mean and 1 / deviation.
+
+    ids, positions, types: [T]. There are two types.
+    """
     tokens, width = len(ids), word.shape[1]
     out, total = (word.new_empty(tokens, width, dtype=dtype) for _ in range(2))
     mean, rstd = (word.new_empty(tokens, dtype=torch.float32) for _ in range(2))
@@ -393,7 +402,7 @@ def gelu_backward_kernel(GRAD, X, BIAS, DX, PARTS, rows, width, ROWS: tl.constex
 
 
 def gelu(x, bias):
-    """GELU(x + bias) of x [T, C]."""
+    """GELU(x + bias) of x [T, C], the exact one."""
     rows, width = x.shape
     out = torch.empty_like(x)
     gelu_kernel[(triton.cdiv(width, 256) * triton.cdiv(rows, 8),)](x, bias, out, rows, width, 8, 256)

@@ -1,7 +1,7 @@
 """The encoder layer by hand gives what transformers' gives, gradients too.
 
-Here its kernels are plain torch, so that what is tested is the layer; the kernels themselves are held against these in
-tests/interpreted_kernels.py, and tested on a GPU in tests/test_model.py and tests/test_graphs.py.
+Here its kernels are plain torch, so that the layer alone is tested. tests/interpreted_kernels.py compares the real ones
+with these. tests/model/test_model.py and tests/run/test_graphs.py run the real ones on a GPU.
 """
 
 import collections
@@ -12,113 +12,26 @@ import types
 
 import pytest
 import torch
-import torch.nn.functional as F
 from tiny import ROOT, load_small, same_gradients, sample_features
 from torch.nn.parallel import DistributedDataParallel
+from torch_kernels import Kernels
 
 from benchmarks.workload import build_network
-from common import (
-    distributed,  # OLDMODULE
-    runtime,  # OLDMODULE
-)
 from common.data.packing import pack
 from common.model.attention import register_attention
 from common.model.fused.gradients import into_buffers, keep_gradient_buffers, product
 from common.model.loading import save_model
-from common.model.precision import compile_layers, compute_in
+from common.model.precision import HALF, compile_layers, compute_in
 from common.model.span import SpanModel, encoder_layers, span_loss, use_attention
+from common.run import distributed
 from common.run.environment import describe
-
-
-def differentiated(function, inputs, grad):
-    """Gradients of `function` at `inputs`."""
-    with torch.enable_grad():
-        inputs = [tensor.detach().requires_grad_() for tensor in inputs]
-        return torch.autograd.grad(function(*inputs), inputs, grad)
-
-
-def attend(qkv, heads, cu_seqlens):
-    parts = [part.unflatten(1, (heads, -1)).transpose(0, 1) for part in qkv.chunk(3, 1)]
-    windows = [
-        F.scaled_dot_product_attention(*(part[:, begin:end] for part in parts))
-        for begin, end in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)
-    ]
-    return torch.cat(windows, 1).transpose(0, 1).flatten(1)
-
-
-def kept(like, dropout, seed):
-    generator = torch.Generator().manual_seed(int(seed))
-    return torch.rand(like.shape, generator=generator) >= dropout
-
-
-def dropped(x, dropout, seeds, which):
-    return x * kept(x, dropout, seeds[which]) / (1 - dropout) if dropout else x
-
-
-class Kernels(types.ModuleType):
-    """What common/kernels.py offers, in plain torch; what is saved for a backward pass is what it needs here."""
-
-    @staticmethod
-    def attention_forward(qkv, heads, cu_seqlens, max_length):
-        return attend(qkv, heads, cu_seqlens), torch.empty(heads, len(qkv))
-
-    @staticmethod
-    def attention_backward(grad, qkv, out, lse, cu_seqlens, max_length):
-        return differentiated(lambda x: attend(x, len(lse), cu_seqlens), [qkv], grad)[0]
-
-    @staticmethod
-    def add_norm(x, bias, residual, weight, shift, eps, dropout, seeds, which):
-        total = dropped(x + bias.to(x.dtype), dropout, seeds, which) + residual
-        out = F.layer_norm(total, weight.shape, weight.to(x.dtype), shift.to(x.dtype), eps)
-        return out, (total, torch.full((1,), eps), torch.empty(0))
-
-    @staticmethod
-    def add_norm_backward(grad, saved, weight, dropout, seeds, which):
-        total, eps, _ = saved
-        norm = lambda total, weight, shift: F.layer_norm(total, weight.shape, weight, shift, float(eps))  # noqa: E731
-        weight = weight.to(total.dtype)
-        dresidual, dweight, dshift = differentiated(norm, [total, weight, torch.zeros_like(weight)], grad)
-        dx = dropped(dresidual, dropout, seeds, which).clone()
-        sums = torch.cat([dweight, dshift, dx.sum(0)]).float()
-        return dx, dresidual, torch.stack([sums / 2, sums / 2])
-
-    @staticmethod
-    def gelu(x, bias):
-        return F.gelu(x + bias.to(x.dtype))
-
-    @staticmethod
-    def gelu_backward(grad, x, bias):
-        (dx,) = differentiated(F.gelu, [x + bias.to(x.dtype)], grad)
-        return dx, dx.float().sum(0, keepdim=True)
-
-    @staticmethod
-    def row_sums(x):
-        return x.float().sum(0, keepdim=True)
-
-    @staticmethod
-    def column_sums(*matrices):
-        return [matrix.sum(0) for matrix in matrices]
-
-    @staticmethod
-    def embed(ids, positions, types, word, position, kind, weight, shift, eps, dropout, seed, dtype):
-        total = word[ids] + position[positions] + kind[types]
-        out = F.layer_norm(total, weight.shape, weight, shift, eps)
-        return dropped(out, dropout, seed, 0).to(dtype), (total, torch.full((1,), eps), torch.empty(0))
-
-    @staticmethod
-    def embed_backward(grad, saved, types, weight, dropout, seed):
-        total, eps, _ = saved
-        grad = dropped(grad.float(), dropout, seed, 0)
-        norm = lambda total, weight, shift: F.layer_norm(total, weight.shape, weight, shift, float(eps))  # noqa: E731
-        dsum, dweight, dshift = differentiated(norm, [total, weight, torch.zeros_like(weight)], grad)
-        return dsum, [dweight, dshift, *(dsum[types == one].sum(0) for one in (0, 1))]
 
 
 @pytest.fixture
 def plain_kernels(monkeypatch):
-    kernels = Kernels("common.kernels")
-    monkeypatch.setitem(sys.modules, "common.kernels", kernels)
-    monkeypatch.setattr("common.kernels", kernels, raising=False)
+    kernels = Kernels("common.model.fused.kernels")
+    monkeypatch.setitem(sys.modules, "common.model.fused.kernels", kernels)
+    monkeypatch.setattr("common.model.fused.kernels", kernels, raising=False)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "triton" or find_spec(name))
 
@@ -261,15 +174,17 @@ def test_without_triton_flash_is_taken(monkeypatch):
 
 def test_what_is_fused_is_not_compiled(plain_kernels, monkeypatch, tmp_path):
     compiled = []
-    monkeypatch.setattr(model_module.torch, "compile", lambda function, **_: compiled.append(function) or function)
+    compiler = lambda function, **_: compiled.append(function) or function
+    monkeypatch.setattr("common.model.precision.torch.compile", compiler)
     model = fused()
     compile_layers(model)
     assert not compiled and not model.compiled
     args = types.SimpleNamespace(compile=True, model_path=str(tmp_path), model_name="", data_name="", precision="bf16")
-    assert not describe(args, "baseline", model, {}, {}, 1, [], {})["compile"]  # the record tells what ran
+    data, world = types.SimpleNamespace(sets={}, features={}), types.SimpleNamespace(size=1, places=[])
+    assert not describe(args, "baseline", model, data, world, {})["compile"]  # the record holds what ran
     model = fused("roberta")  # of one token type: its embeddings stay as they are
     compile_layers(model)
-    assert len(compiled) == 1 and describe(args, "baseline", model, {}, {}, 1, [], {})["compile"]
+    assert len(compiled) == 1 and describe(args, "baseline", model, data, world, {})["compile"]
 
 
 def test_a_mask_is_refused(plain_kernels):
@@ -322,7 +237,7 @@ def test_a_bucket_leaves_with_its_layer(plain_kernels, batch, one_rank):
     register_attention()
     model = SpanModel(build_network("bert-base", attn_implementation="packed"), "sdpa")
     use_attention(model, "fused")
-    size = int(re.search(r"bucket_cap_mb=(\d+)", (ROOT / "distributed_ddp.py").read_text())[1])
+    size = int(re.search(r'"bucket_cap_mb": (\d+)', (ROOT / "distributed_ddp.py").read_text())[1])
     replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=size)
     for _ in range(2):
         model.zero_grad()
@@ -344,9 +259,9 @@ def test_a_bucket_leaves_with_its_layer(plain_kernels, batch, one_rank):
 def test_ddp_need_not_copy_them(plain_kernels, batch, other_batch, precision, one_rank):
     model, other = fused(), fused()
     for one in (model, other):
-        compute_in(one, runtime.HALF.get(precision))
+        compute_in(one, HALF.get(precision))
     replica = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
-    replica.register_comm_hook(model, distributed.SUMS["fp32"])
+    replica.register_comm_hook(model, distributed.HOOKS["rows"])
     copies = []
     for kept in (False, False, True, True):
         if kept:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tiny import SAMPLE_V2, load_small, minilm_tokenizer, sample_features
 
-from common import answers  # OLDMODULE
 from common.data.packing import pack
 from common.data.plan import evaluation_chunks
 from common.data.squad import parse_squad
 from common.data.windows import build
+from common.scoring import answers
 from common.scoring.answers import best_spans, decide, n_best_list, pool
 from common.scoring.evaluation import Evaluation, find_answers, official, predict
 from common.scoring.selection import tune_threshold

@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 from tiny import ROOT
 
-from common import record  # OLDMODULE
 from common.errors import UserError
 from tools import figures, records, report, sweep
 
@@ -958,8 +957,8 @@ def test_real_records_are_read():
     others = [line for line in left_out if ": a copy of " not in line]
     assert len(left_out) - len(others) == len(texts) - len({*texts})
     assert all(line.endswith("not a run record (run.json)") for line in others)
-    assert max(records.SCHEMAS) == record_module.SCHEMA
-    assert {"cluster", "processor"} <= record_module.environment().keys()
+    assert max(records.SCHEMAS) == environment_module.SCHEMA
+    assert {"cluster", "processor"} <= environment_module.environment().keys()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

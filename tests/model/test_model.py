@@ -8,12 +8,11 @@ import torch.nn.functional as F
 from squad_dir import squad_file
 from tiny import load_small, minilm_tokenizer, same_gradients, sample_features
 
-from common import (
-    squad,  # OLDMODULE
-)
+from common.data import splits
 from common.data.packing import capacity, pack, pack_share
 from common.data.windows import build
 from common.errors import UserError
+from common.model import loading
 from common.model.loading import packs
 from common.model.precision import compute_in
 from common.model.span import encoder_layers, flops_per_token, span_loss, window_losses
@@ -24,7 +23,7 @@ REAL_WINDOWS = [0, 3, 17, 40, 41, 95, 200, 333]
 @pytest.fixture(scope="module")
 def real_features():
     """Windows of real SQuAD, of many lengths."""
-    data = squad.QuestionSet(squad_file("dev-v1.1.json.gz"), (("first", 400),)).data
+    data = splits.QuestionSet(squad_file("dev-v1.1.json.gz"), (("first", 400),)).data
     return build(data, minilm_tokenizer(), 384, 128)
 
 
@@ -97,7 +96,7 @@ def test_probe_refuses_a_model_that_never_calls_the_attention():
 
 
 def test_a_leaking_model_is_padded_at_load(monkeypatch):
-    monkeypatch.setattr(model_module, "packs", lambda model: False)
+    monkeypatch.setattr(loading, "packs", lambda model: False)
     assert load_small("bert").attention == "padded"
 
 

@@ -11,11 +11,8 @@ import pytest
 from squad_dir import squad_file
 from tiny import ROOT, SAMPLE, SAMPLE_V2, save_network, word_tokenizer
 
-from common import (
-    errors,
-    features,  # OLDMODULE
-    squad,  # OLDMODULE
-)
+from common import errors
+from common.data import files, splits, squad, tokenizer, windows
 from common.errors import UserError
 from tools import audit as tool
 from tools.audit import audit
@@ -117,7 +114,7 @@ NOT_JSON = {
 def test_what_is_not_json_is_refused(name):
     raw, message = NOT_JSON[name]
     with pytest.raises(UserError, match=message) as caught:
-        squad.parse_squad("some.json", squad.unpack("some.json", raw))
+        squad.parse_squad("some.json", files.unpack("some.json", raw))
     assert str(caught.value).startswith("some.json: ") and "\n" not in str(caught.value)
 
 
@@ -125,7 +122,7 @@ def test_gzip_truncated_anywhere_is_refused():
     packed = gzip.compress(json.dumps(tree(question())).encode())
     for size in range(2, len(packed)):
         with pytest.raises(UserError, match=r"some\.json: truncated or damaged gzip"):
-            squad.unpack("some.json", packed[:size])
+            files.unpack("some.json", packed[:size])
 
 
 def test_a_packed_file_is_the_same_data(tmp_path):
@@ -134,7 +131,7 @@ def test_a_packed_file_is_the_same_data(tmp_path):
     for level in 1, 9:
         (tmp_path / f"{level}.json.gz").write_bytes(gzip.compress(raw, level))
     (tmp_path / "plain.json").write_bytes(raw)
-    sets = [squad.QuestionSet(path) for path in tmp_path.iterdir()]
+    sets = [splits.QuestionSet(path) for path in tmp_path.iterdir()]
     assert len(sets) == 3 and {one.sha256 for one in sets} == {hashlib.sha256(raw).hexdigest()}
     assert len({one.key for one in sets}) == 1 and all(len(one.data.frame) == 1 for one in sets)
 
@@ -369,12 +366,12 @@ def test_strings_that_differ_after_a_nul_are_different(tmp_path):
         tree(q, context=c, title=f"t\0{i}")["data"][0] for i, (q, c) in enumerate(zip(asked, contexts, strict=True))
     ]
     data = read({"data": articles})
-    built = features.build(data, tokenizer, 32, 4)
+    built = windows.build(data, tokenizer, 32, 4)
     assert built.context_tokens.tolist() == [4, 6, 2]
     figures = audit(data, tokenizer, 32, 4)
     assert (figures["contexts"], figures["articles"]) == (3, 3)
     assert figures["fault_ids"] == {"misaligned": ids}
-    kept, drawn = squad.split_frame(data.frame, 0.34, "article")
+    kept, drawn = splits.split_frame(data.frame, 0.34, "article")
     assert len(kept) == 2 and len(drawn) == 1
 
 
@@ -457,7 +454,7 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path, model):
     for damage in ("", "{", '{"version": "1.0"}', "[]", "\0" * 50):
         (tmp_path / "tokenizer.json").write_text(damage)
         with pytest.raises(UserError, match="no usable tokenizer") as caught:
-            features.load_tokenizer(str(tmp_path))
+            tokenizer.load_tokenizer(str(tmp_path))
         assert "\n" not in str(caught.value)
 
 
@@ -504,7 +501,7 @@ def frame():
 @pytest.mark.parametrize("by", ["article", "question"])
 @pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5, 0.9])
 def test_splits(frame, by, fraction):
-    kept, drawn = squad.split_frame(frame, fraction, by)
+    kept, drawn = splits.split_frame(frame, fraction, by)
     assert sorted([*kept["id"], *drawn["id"]]) == sorted(frame["id"])
     slack = frame["title"].value_counts().max() if by == "article" else 1
     assert abs(len(drawn) - fraction * len(frame)) <= slack
@@ -512,7 +509,7 @@ def test_splits(frame, by, fraction):
         assert not set(kept["title"]) & set(drawn["title"])
     else:
         assert set(kept["title"]) & set(drawn["title"])
-    again = squad.split_frame(frame, fraction, by)
+    again = splits.split_frame(frame, fraction, by)
     assert again[0].equals(kept) and again[1].equals(drawn)
     positions = {key: i for i, key in enumerate(frame["id"])}
     for part in (kept, drawn):  # in the order of the file, numbered anew
@@ -522,7 +519,7 @@ def test_splits(frame, by, fraction):
 
 def test_splits_of_real_data_by_article():
     frame = squad.read_squad(squad_file("dev-v1.1.json.gz")).frame
-    kept, drawn = squad.split_frame(frame, 0.2, "article")
+    kept, drawn = splits.split_frame(frame, 0.2, "article")
     assert not set(kept["title"]) & set(drawn["title"])
     assert abs(len(drawn) / len(frame) - 0.2) < 0.01
 
@@ -546,7 +543,7 @@ def articles(*sizes):
     ],
 )
 def test_splits_by_article_come_as_near_as_articles_allow(sizes, fraction, drawn):
-    assert len(squad.split_frame(articles(*sizes), fraction, "article")[1]) == drawn
+    assert len(splits.split_frame(articles(*sizes), fraction, "article")[1]) == drawn
 
 
 @pytest.mark.parametrize(
@@ -560,12 +557,12 @@ def test_splits_by_article_come_as_near_as_articles_allow(sizes, fraction, drawn
 )
 def test_splits_that_cannot_be_made(sizes, fraction, by, message):
     with pytest.raises(UserError, match=message):
-        squad.split_frame(articles(*sizes), fraction, by)
+        splits.split_frame(articles(*sizes), fraction, by)
 
 
 def test_articles_without_a_title_are_articles():
     value = {"data": [without(tree(question(f"q{i}"))["data"][0], "title") for i in range(4)]}
-    kept, drawn = squad.split_frame(read(value).frame, 0.25, "article")
+    kept, drawn = splits.split_frame(read(value).frame, 0.25, "article")
     assert len(kept) == 3 and len(drawn) == 1
 
 
@@ -576,32 +573,32 @@ def ids(questions):
 def test_question_sets(frame):
     everything = frame["id"].tolist()
     train, dev = SAMPLE / "train.json", SAMPLE / "dev.json"
-    sets = squad.question_sets(train, dev, max_train=50, max_dev=7)
+    sets = splits.question_sets(train, dev, max_train=50, max_dev=7)
     assert list(sets) == ["train", "dev"]
     assert ids(sets["train"]) == everything[:50]
     assert ids(sets["dev"]) == squad.read_squad(dev).frame["id"].tolist()[:7]
-    assert list(squad.question_sets(None, dev)) == ["dev"]
-    assert ids(squad.question_sets(None, dev, max_dev=3)["dev"]) == squad.read_squad(dev).frame["id"].tolist()[:3]
+    assert list(splits.question_sets(None, dev)) == ["dev"]
+    assert ids(splits.question_sets(None, dev, max_dev=3)["dev"]) == squad.read_squad(dev).frame["id"].tolist()[:3]
 
-    sets = squad.question_sets(train, "not looked at", dev_fraction=0.2, max_train=200, split_by="question")
+    sets = splits.question_sets(train, "not looked at", dev_fraction=0.2, max_train=200, split_by="question")
     assert sorted(ids(sets["train"]) + ids(sets["dev"])) == sorted(everything[:200])
     assert len(ids(sets["dev"])) == 40
-    shorter = squad.question_sets(train, None, dev_fraction=0.2, max_train=200, split_by="question", max_dev=9)
+    shorter = splits.question_sets(train, None, dev_fraction=0.2, max_train=200, split_by="question", max_dev=9)
     assert ids(shorter["dev"]) == ids(sets["dev"])[:9] and ids(shorter["train"]) == ids(sets["train"])
 
-    sets = squad.question_sets(train, dev, tune_fraction=0.1)
+    sets = splits.question_sets(train, dev, tune_fraction=0.1)
     assert sorted(ids(sets["train"]) + ids(sets["tune"])) == sorted(everything)
     assert not set(sets["train"].data.frame["title"]) & set(sets["tune"].data.frame["title"])
 
 
 def test_what_is_seen_is_of_the_training_questions():
-    sets = squad.question_sets(SAMPLE / "train.json", None, dev_fraction=0.2, tune_fraction=0.2, seen=30)
+    sets = splits.question_sets(SAMPLE / "train.json", None, dev_fraction=0.2, tune_fraction=0.2, seen=30)
     assert ids(sets["seen"]) == ids(sets["train"])[:30]
     assert [name for name, questions in sets.items() if questions.part] == ["seen"]
 
 
 def test_three_parts_are_disjoint(frame):
-    sets = squad.question_sets(SAMPLE / "train.json", None, dev_fraction=0.2, tune_fraction=0.2)
+    sets = splits.question_sets(SAMPLE / "train.json", None, dev_fraction=0.2, tune_fraction=0.2)
     parts = {name: set(one.data.frame["title"]) for name, one in sets.items()}
     assert not parts["train"] & parts["dev"] and not parts["train"] & parts["tune"] and not parts["dev"] & parts["tune"]
     assert sum(len(ids(one)) for one in sets.values()) == len(frame)
@@ -609,18 +606,18 @@ def test_three_parts_are_disjoint(frame):
 
 def test_first_answer_only():
     dev = SAMPLE / "dev.json"
-    full = squad.question_sets(None, dev)["dev"].data.frame["answers"]
-    first = squad.question_sets(None, dev, first_answer=True)["dev"].data.frame["answers"]
+    full = splits.question_sets(None, dev)["dev"].data.frame["answers"]
+    first = splits.question_sets(None, dev, first_answer=True)["dev"].data.frame["answers"]
     assert max(map(len, full)) > 1
     assert [answers[:1] for answers in full] == first.tolist()
-    sets = squad.question_sets(dev, None, dev_fraction=0.2, first_answer=True)
+    sets = splits.question_sets(dev, None, dev_fraction=0.2, first_answer=True)
     assert all(len(answers) == 1 for one in sets.values() for answers in one.data.frame["answers"])
 
 
 def test_the_faults_of_a_part_are_its_own(tmp_path):
     path = tmp_path / "some.json"
     path.write_text(json.dumps(tree(*(question(f"q{i}", start=9) for i in range(6)))))
-    data = squad.QuestionSet(path, (("first", 2),)).data
+    data = splits.QuestionSet(path, (("first", 2),)).data
     assert data.faults["id"].tolist() == ["q0", "q1"]
 
 
@@ -633,29 +630,29 @@ def test_plain_and_gzipped_are_equal(tmp_path):
     for name in ("packed.json.gz", "misnamed.json", "packed.json"):  # the last is found by its twin's name
         other = squad.read_squad(tmp_path / name)
         assert other.frame.equals(plain.frame) and other.version == plain.version
-    assert squad.find_file(tmp_path / "plain.json.gz") == tmp_path / "plain.json"
+    assert files.find_file(tmp_path / "plain.json.gz") == tmp_path / "plain.json"
 
 
 def test_the_key_of_a_set_is_its_content(tmp_path):
     raw = (SAMPLE / "dev.json").read_bytes()
     for name, content in (("a.json", raw), ("b.json", raw), ("c.json", raw + b" ")):
         (tmp_path / name).write_bytes(content)
-    keys = [squad.QuestionSet(tmp_path / name).key for name in ("a.json", "b.json", "c.json")]
+    keys = [splits.QuestionSet(tmp_path / name).key for name in ("a.json", "b.json", "c.json")]
     assert keys[0] == keys[1] != keys[2]
-    assert squad.QuestionSet(tmp_path / "a.json", (("first", 3),)).key != keys[0]
+    assert splits.QuestionSet(tmp_path / "a.json", (("first", 3),)).key != keys[0]
 
 
 def test_default_files(tmp_path, monkeypatch):
     monkeypatch.setenv("SQUAD_DIR", str(tmp_path))
-    train, dev, name = squad.default_files()
+    train, dev, name = files.default_files()
     assert name == "sample" and train == SAMPLE / "train.json" and dev == SAMPLE / "dev.json"
     (tmp_path / "train-v1.1.json.gz").touch()
-    assert squad.default_files()[2] == "sample"  # both are needed
+    assert files.default_files()[2] == "sample"  # both are needed
     monkeypatch.setenv("SQUAD_DIR", "long" * 100)  # for a file's name
-    assert squad.default_files()[2] == "sample"
+    assert files.default_files()[2] == "sample"
     monkeypatch.setenv("SQUAD_DIR", str(tmp_path))
     (tmp_path / "dev-v1.1.json.gz").touch()
     expected = (tmp_path / "train-v1.1.json.gz", tmp_path / "dev-v1.1.json.gz", "SQuAD v1.1")
-    assert squad.default_files() == expected
+    assert files.default_files() == expected
     monkeypatch.delenv("SQUAD_DIR")
-    assert squad.squad_folder() == ROOT / "data" / "squad"
+    assert files.squad_folder() == ROOT / "data" / "squad"

@@ -10,11 +10,11 @@ import pytest
 from test_report import record
 from tiny import ROOT
 
+from benchmarks.reproductions import REPORTS
 from common.args import build_parser
 from common.errors import UserError
 from common.run.settings import check_combinations
 from tools import reproductions
-from tools.reproductions import REPORTS
 
 
 def write(folder, **runs):
@@ -126,5 +126,5 @@ def test_the_script_says_what_it_did_not_run(tmp_path, gpus, reports, status):
 
 
 def test_the_command_prints_the_tables():
-    done = subprocess.run([sys.executable, "-m", "tools.reproductions"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "benchmarks.reproductions"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("| the report |") == 5

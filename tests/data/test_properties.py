@@ -15,9 +15,9 @@ from tiny import SAMPLE, load_small, minilm_tokenizer, same_gradients
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from common import squad  # OLDMODULE
+from common.data import files, squad
 from common.data.packing import capacity, filler_lengths, pack, pack_share, pack_steps
-from common.data.plan import evaluation_chunks, largest_batch, micro_batches, plan_epoch
+from common.data.plan import evaluation_chunks, largest_batch, plan_epoch, split_batch
 from common.data.plan import share as share_out
 from common.data.windows import Features, build, tidy_spans
 from common.model.span import span_loss
@@ -258,7 +258,7 @@ def test_any_json_is_read_or_refused_in_one_line(value):
 def test_any_bytes_are_refused_in_one_line(raw):
     for content in (raw, b"\x1f\x8b" + raw, b"\xef\xbb\xbf" + raw, b'{"data": ' + raw):
         with pytest.raises(squad.UserError) as caught:
-            squad.parse_squad("some.json", squad.unpack("some.json", content))
+            squad.parse_squad("some.json", files.unpack("some.json", content))
         assert str(caught.value).startswith("some.json: ") and "\n" not in str(caught.value)
 
 
@@ -383,7 +383,7 @@ def test_capacities_recur():
 @settings(max_examples=60)
 def test_all_ranks_get_one_shape(lengths, world_size, seed):
     features = windows_of(lengths, 384, seed)
-    (shares,) = micro_batches(np.arange(len(lengths)), features.lengths, world_size, 1)
+    (shares,) = split_batch(np.arange(len(lengths)), features.lengths, world_size, 1)
     batches = [pack_share(features, shares, rank, fixed_shapes=True) for rank in range(world_size)]
     assert len({(len(batch.input_ids), len(batch.window)) for batch in batches}) == 1
     assert sorted(int(w) for batch in batches for w in batch.window if w >= 0) == list(range(len(lengths)))
@@ -430,7 +430,7 @@ def test_the_largest_batch_has_the_largest_micro_batch(lengths, world_size, accu
     plan = plan_epoch(np.arange(len(lengths)), 8, seed, 1)
 
     def most(windows):
-        steps = micro_batches(windows, features.lengths, world_size, accumulation, max_tokens)
+        steps = split_batch(windows, features.lengths, world_size, accumulation, max_tokens)
         return max(int(features.lengths[share].sum()) for shares in steps for share in shares)
 
     chosen = largest_batch(features, plan, world_size, accumulation, max_tokens)
@@ -465,7 +465,7 @@ def test_filler_of_nothing():
 def test_shares_hold_every_window_once(lengths, world_size, accumulation, max_tokens, seed):
     lengths = np.array([*lengths, *[7] * 5], np.int64)
     windows = np.random.default_rng(seed).permutation(len(lengths))[: len(lengths) - 5]
-    steps = micro_batches(windows, lengths, world_size, accumulation, max_tokens)
+    steps = split_batch(windows, lengths, world_size, accumulation, max_tokens)
     assert len(steps) >= accumulation and all(len(step) == world_size for step in steps)
     everything = [int(window) for step in steps for one in step for window in one]
     assert sorted(everything) == sorted(windows.tolist())
@@ -473,7 +473,7 @@ def test_shares_hold_every_window_once(lengths, world_size, accumulation, max_to
         assert max(int(lengths[one].sum()) for step in steps for one in step) <= max_tokens
     else:
         assert len(steps) == accumulation
-    again = micro_batches(windows, lengths, world_size, accumulation, max_tokens)
+    again = split_batch(windows, lengths, world_size, accumulation, max_tokens)
     assert all(np.array_equal(a, b) for x, y in zip(steps, again, strict=True) for a, b in zip(x, y, strict=True))
 
 
@@ -523,7 +523,7 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_shared_out(network, lengths,
         whole = span_loss(*network(pack(features, windows)), pack(features, windows))
         parts = [
             span_loss(*network(batch), batch)
-            for step in micro_batches(windows, features.lengths, world_size, 2)
+            for step in split_batch(windows, features.lengths, world_size, 2)
             for batch in (pack_share(features, step, rank, fixed_shapes=False) for rank in range(world_size))
         ]
     assert torch.isclose(sum(parts), whole, rtol=1e-5)

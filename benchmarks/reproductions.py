@@ -1,7 +1,7 @@
 """The tables of docs/reproductions.md: what five course reports measured, and what was measured here.
 
-    python -m tools.reproductions            # print them
-    python -m tools.reproductions --write    # put them into docs/reproductions.md
+    python -m benchmarks.reproductions            # print them
+    python -m benchmarks.reproductions --write    # put them into docs/reproductions.md
 
 Ours come from the run records below benchmarks/records/reproductions/report-N/ alone; where there is none, the table
 says so. A speed-up stands there only where tools.report would give one.
@@ -15,7 +15,9 @@ from pathlib import Path
 
 from common import ROOT, errors
 from common.errors import UserError
-from tools.records import choose_bases, compare, find_records, group, read_run
+from tools.report.comparing import choose_bases, compare
+from tools.report.grouping import group
+from tools.report.reading import find_records, read_run
 
 RECORDS = ROOT / "benchmarks" / "records" / "reproductions"
 PAGE = ROOT / "docs" / "reproductions.md"
@@ -136,7 +138,7 @@ def fill(page, tables):
 
 
 def main():
-    parser = errors.Parser(prog="python -m tools.reproductions", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = errors.Parser(prog="python -m benchmarks.reproductions", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/reproductions.md")
     parser.add_argument("--records", type=Path, default=RECORDS, help="folder with report-1/, report-2/, …")
     args = parser.parse_args()

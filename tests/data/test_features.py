@@ -13,9 +13,8 @@ from tiny import SAMPLE, SAMPLE_V2, minilm_tokenizer, word_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from common import (
-    squad,  # OLDMODULE
-)
+from common.data import cache as cache_module
+from common.data import splits, squad, windows
 from common.data.cache import prepare, read_cache
 from common.data.tokenizer import load_tokenizer, question_limit
 from common.data.windows import build
@@ -211,7 +210,7 @@ def test_tokens_of_blanks_alone_label_nothing(byte_level):
 
 
 def test_leading_blanks_of_tokens_are_not_part_of_answers(byte_level):
-    data = squad.QuestionSet(SAMPLE / "train.json", (("first", 40),)).data
+    data = splits.QuestionSet(SAMPLE / "train.json", (("first", 40),)).data
     built = build(data, byte_level, 384, 128)
     assert built.token_type == 0 and built.input_ids[0] == 0 and built.pad_id == 1
     middle = built.context_at[0] - 2
@@ -250,7 +249,7 @@ def reference_windows(tokenizer, frame, max_length, overlap):
 def test_windows_are_the_hugging_face_tokenizers(request, kind, which, max_length, overlap):
     tokenizer = request.getfixturevalue(kind)
     if which == "dev":
-        data = squad.QuestionSet(squad_file("dev-v1.1.json.gz"), (("first", 600),)).data
+        data = splits.QuestionSet(squad_file("dev-v1.1.json.gz"), (("first", 600),)).data
     else:
         data = squad.read_squad(SAMPLE_V2 / "train.json")
     built = build(data, tokenizer, max_length, overlap)
@@ -353,11 +352,11 @@ def test_a_tokenizer_without_special_tokens_is_refused():
 
 @pytest.fixture
 def questions():
-    return squad.QuestionSet(SAMPLE_V2 / "dev.json")
+    return splits.QuestionSet(SAMPLE_V2 / "dev.json")
 
 
 def same(left, right):
-    arrays = all(np.array_equal(getattr(left, name), getattr(right, name)) for name in module.ARRAYS)
+    arrays = all(np.array_equal(getattr(left, name), getattr(right, name)) for name in windows.ARRAYS)
     rest = ("token_type", "pad_id", "max_length", "meta")
     return arrays and all(getattr(left, name) == getattr(right, name) for name in rest)
 
@@ -371,9 +370,9 @@ def test_a_second_call_does_not_tokenise(questions, minilm, tmp_path, monkeypatc
     first = prepare(questions, minilm, 384, 128, tmp_path, lines.append)
     assert any("tokenising" in line for line in lines) and any("cached in" in line for line in lines)
     assert same(first, build(questions.data, minilm, 384, 128))
-    monkeypatch.setattr(module, "build", None)
-    again = squad.QuestionSet(questions.path)
-    monkeypatch.setattr(squad, "parse_squad", None)
+    monkeypatch.setattr(cache_module, "build", None)
+    again = splits.QuestionSet(questions.path)
+    monkeypatch.setattr(splits, "parse_squad", None)
     lines.clear()
     second = prepare(again, minilm, 384, 128, tmp_path, lines.append)
     assert same(first, second) and not lines
@@ -390,7 +389,7 @@ def test_the_key_of_the_cache(minilm, tmp_path):
     cased = word_tokenizer(tmp_path / "cased", [raw.decode()], lowercase=False)
 
     def folders(name, tokenizer=letters, max_length=384, overlap=128, cuts=()):
-        prepare(squad.QuestionSet(tmp_path / name, cuts), tokenizer, max_length, overlap, cache, silent)
+        prepare(splits.QuestionSet(tmp_path / name, cuts), tokenizer, max_length, overlap, cache, silent)
         return len(list(cache.iterdir()))
 
     assert folders("a.json") == 1
@@ -453,7 +452,7 @@ DAMAGES = [
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_folder_is_built_anew(questions, minilm, tmp_path, damage):
     first = prepare(questions, minilm, 384, 128, tmp_path, silent)
-    arrays = {name: np.array(getattr(first, name)) for name in module.ARRAYS}
+    arrays = {name: np.array(getattr(first, name)) for name in windows.ARRAYS}
     (folder,) = tmp_path.iterdir()
     damage(folder)
     assert read_cache(folder) is None
@@ -467,7 +466,7 @@ def test_the_cache_holds_contexts_without_tokens(tmp_path):
     tokenizer = word_tokenizer(tmp_path / "letters", ["ab"])
     value = {"data": [{"paragraphs": [{"context": " ", "qas": [{"id": "a", "question": "b", "is_impossible": True}]}]}]}
     (tmp_path / "blank.json").write_text(json.dumps(value))
-    questions = squad.QuestionSet(tmp_path / "blank.json")
+    questions = splits.QuestionSet(tmp_path / "blank.json")
     with pytest.raises(UserError, match="1 blank context"):
         prepare(questions, tokenizer, 32, 4, tmp_path / "cache", silent)
     (folder,) = (tmp_path / "cache").iterdir()
@@ -478,7 +477,7 @@ def test_the_cache_holds_contexts_without_tokens(tmp_path):
 def prepare_apart(barrier, folder, results):
     """What each of several processes does."""
     tokenizer = load_tokenizer(str(folder / "letters"))
-    questions = squad.QuestionSet(SAMPLE_V2 / "dev.json")
+    questions = splits.QuestionSet(SAMPLE_V2 / "dev.json")
     barrier.wait()
     built = prepare(questions, tokenizer, 384, 128, folder / "cache", silent)
     results.put((os.getpid(), int(np.array(built.input_ids, np.int64).sum()), built.meta["windows"]))
@@ -489,7 +488,7 @@ def test_processes_that_start_together_share_one_good_folder(tmp_path, damaged):
     texts = list(squad.read_squad(SAMPLE_V2 / "dev.json").frame["context"])
     tokenizer = word_tokenizer(tmp_path / "letters", texts)
     if damaged:
-        prepare(squad.QuestionSet(SAMPLE_V2 / "dev.json"), tokenizer, 384, 128, tmp_path / "cache", silent)
+        prepare(splits.QuestionSet(SAMPLE_V2 / "dev.json"), tokenizer, 384, 128, tmp_path / "cache", silent)
         (folder,) = (tmp_path / "cache").iterdir()
         damage_truncate(folder)
     context = multiprocessing.get_context("fork")
@@ -525,7 +524,7 @@ def test_losing_the_race_is_no_error(questions, minilm, tmp_path, monkeypatch):
 
 def test_an_unwritable_cache_is_one_error_before_any_work(questions, minilm, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(module, "build", None)
+    monkeypatch.setattr(cache_module, "build", None)
     for place in ("file", "file/below"):
         with pytest.raises(UserError, match=r"cannot write the cache: .*; name another --cache-dir") as caught:
             prepare(questions, minilm, 384, 128, tmp_path / place, silent)
@@ -550,7 +549,7 @@ def test_faults_are_told_from_the_cache_too(tmp_path):
     tokenizer = word_tokenizer(tmp_path / "letters", ["abc"])
     for _ in range(2):
         lines = []
-        prepare(squad.QuestionSet(tmp_path / "odd.json"), tokenizer, 384, 128, tmp_path / "cache", lines.append)
+        prepare(splits.QuestionSet(tmp_path / "odd.json"), tokenizer, 384, 128, tmp_path / "cache", lines.append)
         warning = [line for line in lines if line.startswith("warning: ")]
         assert len(warning) == 1 and "1 misaligned" in warning[0] and repr(qa["id"]) in warning[0]
 
@@ -566,15 +565,15 @@ def test_label_oracle_on_dev(minilm):
 
 
 def test_label_oracle_on_train(minilm, tmp_path, capsys, monkeypatch):
-    questions = squad.QuestionSet(squad_file("train-v1.1.json.gz"))
+    questions = splits.QuestionSet(squad_file("train-v1.1.json.gz"))
     built = prepare(questions, minilm, 384, 128, tmp_path, silent)
     monkeypatch.setattr("tools.audit.build", lambda *arguments: built)
     figures = audit(questions.data, minilm, 384, 128)
     assert figures["questions"] > 87_000 and figures["unlabelled"] <= 10
     assert figures["oracle_exact"] >= 99.2 and figures["oracle_f1"] >= 99.6
-    monkeypatch.setattr(module, "build", None)
+    monkeypatch.setattr(cache_module, "build", None)
     started = time.perf_counter()
-    again = prepare(squad.QuestionSet(questions.path), minilm, 384, 128, tmp_path, silent)
+    again = prepare(splits.QuestionSet(questions.path), minilm, 384, 128, tmp_path, silent)
     seconds = time.perf_counter() - started
     with capsys.disabled():
         print(f" [{len(again.start):,} windows read in {seconds:.2f} s] ", end="")
