@@ -138,7 +138,8 @@ def fill(page, tables):
 
 
 def main():
-    parser = errors.Parser(prog="python -m benchmarks.reproductions", description=__doc__.split("\n")[0], allow_abbrev=False)
+    about = __doc__.split("\n")[0]
+    parser = errors.Parser(prog="python -m benchmarks.reproductions", description=about, allow_abbrev=False)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/reproductions.md")
     parser.add_argument("--records", type=Path, default=RECORDS, help="folder with report-1/, report-2/, …")
     args = parser.parse_args()

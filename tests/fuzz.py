@@ -40,7 +40,7 @@ from mutate import PLAIN, bend_text, command_line, damage, dump, mutate, safeten
 import baseline
 import distributed_ddp
 import distributed_fsdp
-from benchmarks import scaling, steps
+from benchmarks import reproductions, scaling, steps
 from common import errors, metrics
 from common.data import splits, squad
 from common.data.cache import prepare, read_cache
@@ -48,7 +48,9 @@ from common.data.tokenizer import load_tokenizer, vocabulary_size
 from common.data.windows import ARRAYS
 from common.model import loading
 from common.run import checkpoint, curves, environment
-from tools import allreduce, ask, audit, fetch, report, reproductions, sweep
+from tools import allreduce, ask, audit, fetch, sweep
+from tools.report import __main__ as report
+from tools.report import page
 
 SECONDS = 20  # for one input; most take milliseconds
 MEGABYTES = 256  # for one input, beside what its size allows: a tenfold of the gzip bomb's file is far below
@@ -196,7 +198,7 @@ def fuzz_records(rng, folder, past):
         run_main(sweep.main, "--runs-dir", folder / "runs", "--strategies", "baseline", "--repeats", 1)
     figures = contextlib.nullcontext() if rng.random() < 0.004 else mock.patch.object(report, "draw", return_value=[])
     options = rng.choice([[], ["--allow-unlike"], ["--f1", "80"], ["--baseline", "baseline"]])
-    with figures, mock.patch.object(report, "group", before(past, report.group)):  # there are runs to group
+    with figures, mock.patch.object(page, "group", before(past, page.group)):  # there are runs to group
         run_main(report.main, folder / "runs", *options, "--out", folder / "report")
 
 
@@ -464,7 +466,7 @@ def fuzz_arguments(rng, folder, past):
             (scaling, "measure"),
             (allreduce, "measure"),
             (allreduce.World, "connect"),
-            (report, "draw"),
+            (page, "draw"),
         ):
             stack.enter_context(mock.patch.object(module, what, stop))
         stack.enter_context(mock.patch.object(sweep, "run_here", stop))

@@ -19,7 +19,8 @@ from common.data import squad
 from common.data.tokenizer import load_tokenizer
 from common.errors import Parser, UserError
 from common.model.loading import load_model
-from tools import ask, records
+from tools import ask
+from tools.report import reading
 
 COUNTS = {"predictions": 400, "arguments": 300, "records": 100}  # the slow ones fewer; 150 of the others
 
@@ -102,7 +103,7 @@ def test_what_repeats_itself_is_no_bomb(tmp_path):
 def test_deep_nesting_and_endless_numbers_are_one_line(text, tmp_path):
     path = tmp_path / "file.json"
     path.write_text(text)
-    for read in (squad.read_squad, metrics.read_predictions, metrics.read_na_probs, records.read_run):
+    for read in (squad.read_squad, metrics.read_predictions, metrics.read_na_probs, reading.read_run):
         with pytest.raises(UserError, match=r"file.json: "):
             read(path)
 

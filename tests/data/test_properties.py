@@ -399,7 +399,7 @@ def test_all_ranks_get_one_shape(lengths, world_size, seed):
     seed=st.integers(0, 9),
 )
 @settings(max_examples=60)
-def test_all_ranks_know_the_words_of_all(lengths, world_size, accumulation, fixed_shapes, seed):
+def test_all_ranks_know_the_token_ids_of_all(lengths, world_size, accumulation, fixed_shapes, seed):
     features = windows_of(lengths, 64, seed)
     plan = plan_epoch(np.arange(len(lengths)), 7, seed, 1)[-1:]
     ranks = [
@@ -409,12 +409,12 @@ def test_all_ranks_know_the_words_of_all(lengths, world_size, accumulation, fixe
     batches = [batch for share in ranks for batch in share]
     met = {features.pad_id, *(int(word) for batch in batches for word in batch.input_ids)}
     for batch in batches:
-        assert torch.equal(batch.words, batches[0].words)
-    words = batches[0].words.tolist()
-    assert len(words) == len(set(words)) == (1024 if fixed_shapes else len(met))
-    assert set(words[: len(met)]) == met and max(words[len(met) :], default=0) < 1024
+        assert torch.equal(batch.token_ids, batches[0].token_ids)
+    ids = batches[0].token_ids.tolist()
+    assert len(ids) == len(set(ids)) == (1024 if fixed_shapes else len(met))
+    assert set(ids[: len(met)]) == met and max(ids[len(met) :], default=0) < 1024
     (alone,) = next(pack_steps(features, plan, 0, 1, 1, fixed_shapes=fixed_shapes))
-    assert alone.words is None
+    assert alone.token_ids is None
 
 
 @given(
@@ -530,7 +530,7 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_shared_out(network, lengths,
 
 
 def test_a_batch_knows_all_its_tensors():
-    batch = dataclasses.replace(pack(windows_of([5, 9], 48), [1, 0]), words=torch.arange(3))
+    batch = dataclasses.replace(pack(windows_of([5, 9], 48), [1, 0]), token_ids=torch.arange(3))
     moved = batch.map(lambda tensor: tensor + 1)
     for field in dataclasses.fields(batch):
         value = getattr(batch, field.name)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-DATA = Path(__file__).resolve().parent.parent / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 SETS = {"sample": "make_sample.py", "sample-v2": "make_sample_v2.py"}
 FILES = [(name, split) for name in SETS for split in ("train", "dev")]
 CALENDAR = {*calendar.month_name, *calendar.day_name}

@@ -173,7 +173,8 @@ FAULTS = {  # name: (script, what stands there, what is written in the faulty sc
         "distributed_ddp.py",
         "    model.register_comm_hook(model.module, HOOKS[args.reduce])",
         "    add = lambda state, bucket: (  # noqa: E731\n"
-        "        torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: f.value()[0])\n"
+        "        torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future()"
+        ".then(lambda done: done.value()[0])\n"
         "    )\n"
         "    model.register_comm_hook(model.module, add)",
     ),

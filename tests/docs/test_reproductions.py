@@ -10,11 +10,11 @@ import pytest
 from test_report import record
 from tiny import ROOT
 
+from benchmarks import reproductions
 from benchmarks.reproductions import REPORTS
 from common.args import build_parser
 from common.errors import UserError
 from common.run.settings import check_combinations
-from tools import reproductions
 
 
 def write(folder, **runs):

@@ -16,7 +16,11 @@ import pytest
 from tiny import ROOT
 
 from common.errors import UserError
-from tools import figures, records, report, sweep
+from common.run import environment
+from common.run.record import SCHEMA
+from tools import sweep
+from tools.report import __main__ as command
+from tools.report import comparing, figures, grouping, page, reading, tables
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"
 
@@ -120,10 +124,10 @@ def save(folder, made):
 
 def compared(made, tmp_path, baseline=None, f1=None, allow_unlike=False):
     """(experiments, {label: row}) of these records."""
-    runs, left_out = report.load([save(tmp_path / "runs", made)])
+    runs, left_out = page.load([save(tmp_path / "runs", made)])
     assert not left_out
-    experiments = records.group(runs, f1)
-    records.compare(experiments, records.choose_bases(experiments, baseline), allow_unlike)
+    experiments = grouping.group(runs, f1)
+    comparing.compare(experiments, comparing.choose_bases(experiments, baseline), allow_unlike)
     return experiments, {row.label: row for experiment in experiments for row in experiment.rows}
 
 
@@ -209,7 +213,7 @@ def test_scores_with_and_without_answer(tmp_path):
         one["epochs"][0] |= {"HasAns_f1": 60.0, "NoAns_f1": 50.0}
         one["epochs"][1] |= {"HasAns_f1": answered, "NoAns_f1": unanswered}
     (experiment,), _ = compared(made, tmp_path)
-    table = report.result_table(experiment)
+    table = tables.result_table(experiment)
     cells = dict(zip(table.columns, table.rows[0], strict=True))
     assert cells["F1 with answer"] == "86.00 (84.00–87.00)" and cells["F1 without"] == "71.00 (70.00–75.00)"
 
@@ -245,7 +249,7 @@ def test_weak_scaling_is_another_thing(twenty, tmp_path):
         assert row.weak.speedup["weak"][0] == pytest.approx(3.8)
         assert row.strong.differences == ["global batch 384 against 96"]
         assert set(row.strong.speedup.values()) == {(None, None, None)}
-        strong, weak = report.tables(experiments[0])[2:]
+        strong, weak = tables.tables(experiments[0])[2:]
         assert strong.rows[0][-1] == "not compared: global batch 384 against 96: weak scaling, below"
         assert weak.rows == [["ddp × 4, batch 384", "4", "baseline × 1, batch 96", "96", "800 → 3,040", "3.80", "95.0"]]
 
@@ -257,7 +261,7 @@ def test_the_course_report_is_caught(twenty, tmp_path):
     assert claim.strong.base is rows["baseline × 1, fp32"]
     assert claim.strong.differences == ["precision tf32 against fp32"]
     assert set(claim.strong.speedup.values()) == {(None, None, None)} and claim.weak is None
-    strong = report.tables(experiments[1])[-1]
+    strong = tables.tables(experiments[1])[-1]
     assert strong.rows == [
         ["ddp × 4, tf32", "4", "baseline × 1, fp32", *["–"] * 5, "not compared: precision tf32 against fp32"]
     ]
@@ -266,7 +270,7 @@ def test_the_course_report_is_caught(twenty, tmp_path):
     speedup = rows["ddp × 4, tf32"].strong.speedup
     assert speedup["run"] == pytest.approx((3840 / 482, 3840 / 482 / 4, serial(3840 / 482, 4)))
     assert speedup["run"][0] == pytest.approx(7.97, abs=0.01) and speedup["run"][2] < 0  # faster than four times
-    line = report.tables(experiments[0])[-1].rows[0]
+    line = tables.tables(experiments[0])[-1].rows[0]
     assert line[5] == "7.97 †" and line[-1] == "† precision tf32 against fp32"
 
 
@@ -318,7 +322,7 @@ def test_each_unlikeness_is_named_and_kept_out_of_the_speedups(tmp_path, name, v
     experiments, rows = compared({"base": base, "row": row}, tmp_path / "allowed", allow_unlike=True)
     strong = next(one for label, one in rows.items() if label.startswith("ddp")).strong
     assert strong.speedup["training"][0] == pytest.approx(4.0) and len(strong.differences) == 1
-    tables = [table for experiment in experiments for table in report.tables(experiment)]
+    tables = [table for experiment in experiments for table in tables.tables(experiment)]
     lines = [line for table in tables for line in table.rows if "training" in line]
     assert [line[5] for line in lines] == ["4.00 †"]
 
@@ -432,7 +436,7 @@ def test_the_nearer_of_two_baselines_is_that_of_weak_scaling(tmp_path):
         assert row.strong.base is row.weak.base is rows["baseline × 1, fp32, batch 8"]
         assert row.strong.speedup["training"][0] is None and row.weak.speedup["weak"][0] == pytest.approx(1000 / 300)
         assert (
-            report.strong_table(experiment).rows[0][-1]
+            tables.strong_table(experiment).rows[0][-1]
             == "not compared: global batch 32 against 8: weak scaling, below"
         )
 
@@ -447,7 +451,7 @@ def test_a_run_that_was_begun_as_another_keeps_its_scores_alone(tmp_path):
     assert "taken was begun as baseline × 1, so that its scores alone count, and no times" in row.notes
     assert {name for name, stat in row.stats.items() if stat} == {"f1", "exact"}
     assert all(ratio is None for ratio, _, _ in row.strong.speedup.values()) and row.weak is None
-    assert report.strong_table(experiment).rows[0][-1] == "not compared: no times recorded"
+    assert tables.strong_table(experiment).rows[0][-1] == "not compared: no times recorded"
     figures.load_matplotlib()
     assert figures.time_figure(experiment) and figures.speedup_figure(experiment) is None
 
@@ -497,7 +501,7 @@ def test_seeds_and_threads_that_differ_are_noted(tmp_path):
 def test_of_copies_the_one_that_got_furthest_stays(tmp_path):
     done = record("baseline", 1, **CURVE)
     begun = done | {"status": "running", "epochs": done["epochs"][:1]}
-    runs, left_out = report.load([save(tmp_path, {"a-copy": begun, "run": done})])
+    runs, left_out = page.load([save(tmp_path, {"a-copy": begun, "run": done})])
     assert [run.name for run in runs] == ["run"]
     assert left_out == [f"{tmp_path}/a-copy/run.json: a copy of {tmp_path}/run/run.json"]
 
@@ -534,7 +538,7 @@ def test_what_else_a_reader_must_know_is_noted(twenty):
     ]
     assert rows[f"ddp × 4, {BF16}"].notes == ["running is left out: running, or killed"]
     assert rows["ddp × 4, tf32"].notes == ["one run alone, so no spread", "uncertain code version: unknown"]
-    assert "all rows: uncertain code version: unknown" in report.notes(experiments[1])
+    assert "all rows: uncertain code version: unknown" in tables.notes(experiments[1])
 
 
 def test_notes_on_code_machines_attempts_and_settings(tmp_path):
@@ -571,7 +575,7 @@ def test_notes_of_many_rows_are_counted(tmp_path):
     made["5b"] = record("ddp", 5, 1, **CURVE) | {"git_commit": "5" * 7}
     (experiment,), rows = compared(made, tmp_path)
     assert rows["ddp × 3"].notes[-1] == "other code than its baseline: 3333333 against abcdef0"
-    assert report.notes(experiment) == [
+    assert tables.notes(experiment) == [
         "4 of 5 rows (ddp × 1, …): repeats missing: 1 where another row has 2",
         "4 of 5 rows (ddp × 1, …): one run alone, so no spread",
         "4 of 5 rows (ddp × 2, …): other code than its baseline (each in rows.csv)",
@@ -581,10 +585,10 @@ def test_notes_of_many_rows_are_counted(tmp_path):
 def test_another_experiments_baseline_is_not_named(tmp_path):
     made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp4-0", "lightning")}
     experiments, _ = compared(made, tmp_path / "no")
-    (line,) = report.strong_table(experiments[1]).rows
+    (line,) = tables.strong_table(experiments[1]).rows
     assert line == ["ddp × 4", "4", *["–"] * 6, "no baseline of this model, data and number of epochs"]
     experiments, _ = compared(made, tmp_path / "allowed", allow_unlike=True)
-    line = report.strong_table(experiments[1]).rows[0]
+    line = tables.strong_table(experiments[1]).rows[0]
     assert line[2:4] == ["baseline × 1", "training"] and "epochs 2 against 3" in line[-1]
 
 
@@ -660,9 +664,9 @@ def test_seconds_to_a_given_f1(tmp_path):
     _, rows = compared(made, tmp_path / "1", f1=80)
     assert rows["baseline × 1"].median("seconds_to_f1") == 140  # the first epoch: 130 + 10
     _, rows = compared(made, tmp_path / "2", f1=88)  # two of three reach it
-    assert rows["baseline × 1"].stats["seconds_to_f1"] == records.Stat(254, 250, math.inf, 3)
+    assert rows["baseline × 1"].stats["seconds_to_f1"] == grouping.Stat(254, 250, math.inf, 3)
     experiments, _ = compared(made, tmp_path / "3", f1=90)
-    assert report.result_table(experiments[0]).rows[0][5] == "not reached"
+    assert tables.result_table(experiments[0]).rows[0][5] == "not reached"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -671,7 +675,7 @@ def test_seconds_to_a_given_f1(tmp_path):
 
 def test_the_tables_show_it(twenty):
     experiments, _ = twenty
-    result, throughput, strong, weak = report.tables(experiments[0])
+    result, throughput, strong, weak = tables.tables(experiments[0])
     assert result.columns == ["", "runs", "F1", "EM", "s an epoch", "s to F1 87", "s whole run"]
     assert result.rows[1] == [
         BASE, "3", "88.00 (87.60–88.40)", "80.00 (79.60–80.40)",
@@ -740,14 +744,14 @@ def test_a_panel_has_another_number_of_ranks_than_the_baselines(tmp_path):
     (experiment,), _ = compared(made, tmp_path / "2")
     (ax,) = figures.speedup_figure(experiment).axes
     assert ax.get_title(loc="left") == figures.PANELS["weak"] and ax.get_ylabel() == "windows/s over the baseline's"
-    caption = report.draw(experiment, tmp_path / "figures", "")[0].caption
+    caption = page.draw(experiment, tmp_path / "figures", "")[0].caption
     said = "Against the number of GPUs: "
     assert caption.startswith(f"{said}windows/s over the baseline's at the same batch per rank (weak scaling). The")
     made = {"4": record("ddp", 4, **CURVE), "2": record("ddp", 2, **SLOW), "1": record("baseline", 1, **SLOW)}
     (experiment,), _ = compared(made, tmp_path / "3", baseline="ddp × 4")
     (ax, _) = figures.speedup_figure(experiment).axes  # all points below 1: the baseline's own is in the picture
     assert ax.get_ylim() == (0, 1.1)
-    assert report.draw(experiment, tmp_path / "figures", "")[0].caption.startswith(f"{said}speed-up. The")
+    assert page.draw(experiment, tmp_path / "figures", "")[0].caption.startswith(f"{said}speed-up. The")
 
 
 def test_weak_scaling_is_one_line(tmp_path):
@@ -940,25 +944,25 @@ def test_markdown_csv_and_figures(written):
 
 def test_figures_of_an_earlier_report_do_not_stay(tmp_path):
     made, figures_folder = campaign(), tmp_path / "out" / "figures"
-    report.report([save(tmp_path / "two", made)], out=tmp_path / "out")
+    page.report([save(tmp_path / "two", made)], out=tmp_path / "out")
     assert (figures_folder / "1-speedup.png").is_file()
     (figures_folder / "time.png.bak").touch()  # the reader's own
-    report.report([save(tmp_path / "one", {"base-0": made["base-0"]})], out=tmp_path / "out")
+    page.report([save(tmp_path / "one", {"base-0": made["base-0"]})], out=tmp_path / "out")
     names = {f"{name}.{end}" for name in ("time", "curves") for end in ("png", "svg")}
     assert {path.name for path in figures_folder.iterdir()} == names | {"time.png.bak"}
 
 
 def test_real_records_are_read():
     folder = ROOT / "benchmarks" / "records"
-    runs, left_out = report.load([folder])
+    runs, left_out = page.load([folder])
     texts = [path.read_text() for path in folder.rglob("*.json")]
     found = [json.loads(text) for text in {*texts}]  # a run that belongs to two experiments counts once
     assert len(runs) == sum("schema" in one for one in found if isinstance(one, dict)) >= 10
     others = [line for line in left_out if ": a copy of " not in line]
     assert len(left_out) - len(others) == len(texts) - len({*texts})
     assert all(line.endswith("not a run record (run.json)") for line in others)
-    assert max(records.SCHEMAS) == environment_module.SCHEMA
-    assert {"cluster", "processor"} <= environment_module.environment().keys()
+    assert max(reading.SCHEMAS) == SCHEMA
+    assert {"cluster", "processor"} <= environment.environment().keys()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -986,7 +990,7 @@ def test_damaged_records_give_one_line(tmp_path, capsys, text, said):
     path = tmp_path / "run.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match="no training to report on"):
-        report.report([path], out=tmp_path / "out")
+        page.report([path], out=tmp_path / "out")
     assert re.fullmatch(rf"left out: {path}: .*{said}.*\n", capsys.readouterr().err)
 
 
@@ -1001,16 +1005,16 @@ def test_wrong_arguments_end_with_status_2(tmp_path):
 def test_links_in_a_circle_are_followed_once(tmp_path):
     save(tmp_path, {"one": campaign()["base-0"]})
     (tmp_path / "again").symlink_to(tmp_path)
-    assert records.find_records([tmp_path, tmp_path / "one", tmp_path / "again"]) == [tmp_path / "one" / "run.json"]
+    assert reading.find_records([tmp_path, tmp_path / "one", tmp_path / "again"]) == [tmp_path / "one" / "run.json"]
 
 
 def test_names_from_a_record_reach_page_and_figures_as_text(tmp_path):
     made = campaign()["base-0"]
     made["model"]["name"] = "$a_{b $ <script>alert(1)</script> | \ud800 \x1b[31m \u6f22"
     made["strategy"] = "ba$e_{ <b>|"
-    report.report([save(tmp_path / "runs", {"x": made})], out=tmp_path / "out")
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "<script>" not in page and "&lt;script&gt;" in page and "\x1b" not in page
+    page.report([save(tmp_path / "runs", {"x": made})], out=tmp_path / "out")
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert "<script>" not in text and "&lt;script&gt;" in text and "\x1b" not in text
     markdown = (tmp_path / "out" / "report.md").read_text()
     assert "ba$e_{ &lt;b&gt;\\|" in markdown
 
@@ -1045,23 +1049,23 @@ def fuzz(folder, count, seed=0):
     """Put changed records beside whole ones through all but the drawing; returns how many were accepted."""
     rng, made, accepted = random.Random(seed), campaign(), 0
     names = sorted(made)
-    whole = [records.build_run(one, folder / name / "run.json") for name, one in made.items()]
+    whole = [reading.build_run(one, folder / name / "run.json") for name, one in made.items()]
     path = folder / "run.json"
     for _ in range(count):
         path.write_text(json.dumps(mutate(made[rng.choice(names)], rng)))
         try:
-            run = records.read_run(path)
+            run = reading.read_run(path)
         except UserError as error:
             assert "\n" not in str(error) and str(path) in str(error)
             continue
         accepted += 1
-        experiments = records.group([*whole, run])
-        records.compare(experiments, records.choose_bases(experiments), rng.random() < 0.5)
+        experiments = grouping.group([*whole, run])
+        comparing.compare(experiments, comparing.choose_bases(experiments), rng.random() < 0.5)
         for experiment in experiments:
-            for block in (*report.tables(experiment), report.run_table(experiment), report.notes(experiment)):
-                for form in (report.as_text, report.as_markdown, report.as_html):
+            for block in (*tables.tables(experiment), tables.run_table(experiment), tables.notes(experiment)):
+                for form in (page.as_text, page.as_markdown, page.as_html):
                     form(block).encode()
-        report.rows_frame(experiments).to_csv()
+        tables.rows_frame(experiments).to_csv()
     return accepted
 
 
@@ -1075,5 +1079,5 @@ def test_the_commands_of_its_page_run(tmp_path, monkeypatch, capsys):
         arguments = [word for word in arguments if word not in ("--submit", "--local")]
         out = ["--out", str(tmp_path)] if module == "tools.report" else []
         monkeypatch.setattr(sys, "argv", [module, *out, *arguments])
-        {"tools.report": report, "tools.sweep": sweep}[module].main()
+        {"tools.report": command, "tools.sweep": sweep}[module].main()
         assert ("report:" if out else "sbatch --job-name=") in capsys.readouterr().out
