@@ -41,9 +41,9 @@ def read_na_probs(path):
     for question, value in na_probs.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number and -1e308 < value < 1e308):
-            shown = value if number else _kind(value)
+            given = value if number else _kind(value)
             raise UserError(
-                f"{path}: the no-answer score of question {shown(question)} is {str(shown)[:40]}: write a finite number"
+                f"{path}: the no-answer score of question {shown(question)} is {str(given)[:40]}: write a finite number"
             )
     return na_probs
 

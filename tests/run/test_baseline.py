@@ -372,9 +372,9 @@ def test_the_lock_names_its_holder(train, tmp_path):
 
 
 def test_a_broken_model_has_no_clean_dev_loss(train, monkeypatch):
-    losses = baseline.evaluate.__globals__["window_losses"]
+    losses = run_module.evaluate.__globals__["window_losses"]
     monkeypatch.setitem(
-        baseline.evaluate.__globals__, "window_losses", lambda *arguments: losses(*arguments) * float("nan")
+        run_module.evaluate.__globals__, "window_losses", lambda *arguments: losses(*arguments) * float("nan")
     )
     folder = train("broken", "--epochs", "1", examples=8)
     assert math.isnan(record(folder)["epochs"][0]["dev_loss"])

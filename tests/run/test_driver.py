@@ -42,7 +42,9 @@ def test_setup_stops_before_the_download(monkeypatch, capsys):
 
 def test_runs_without_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('set-up asks before torch is installed')")
-    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; from common import driver; driver.main()"
+    code = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; from common.run import driver; driver.main()"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

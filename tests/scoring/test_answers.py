@@ -3,6 +3,7 @@
 import json
 import math
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from common.data.packing import pack
 from common.data.plan import evaluation_chunks
 from common.data.squad import parse_squad
 from common.data.windows import build
+from common.run.world import World
 from common.scoring import answers
 from common.scoring.answers import best_spans, decide, n_best_list, pool
 from common.scoring.evaluation import Evaluation, find_answers, official, predict
@@ -202,16 +204,24 @@ def hard():
     return sample_features(10, 160, 48, file=SAMPLE_V2 / "dev.json")
 
 
+class Limits(NamedTuple):
+    eval_tokens: int
+    max_answer_tokens: int
+    n_best: int
+
+
 def predict_alone(model, features, chunk_tokens, max_answer_tokens=30, n_best=20, **more):
     """The outputs of a single process."""
-    return predict(model, features, CPU, chunk_tokens, max_answer_tokens, n_best, 0, 1, lambda part: [part], **more)
+    return predict(model, features, Limits(chunk_tokens, max_answer_tokens, n_best), World("cpu"), **more)
 
 
 def predict_on(model, features, world_size, chunk_tokens=600):
     """The outputs of each of `world_size` ranks: each runs alone first to give its part, then again with all parts."""
 
     def run(rank, gather):
-        return predict(model, features, CPU, chunk_tokens, 30, 20, rank, world_size, gather)
+        world = World("cpu")
+        world.rank, world.size, world.gather = rank, world_size, gather
+        return predict(model, features, Limits(chunk_tokens, 30, 20), world)
 
     parts = []
 

@@ -322,8 +322,8 @@ def test_each_unlikeness_is_named_and_kept_out_of_the_speedups(tmp_path, name, v
     experiments, rows = compared({"base": base, "row": row}, tmp_path / "allowed", allow_unlike=True)
     strong = next(one for label, one in rows.items() if label.startswith("ddp")).strong
     assert strong.speedup["training"][0] == pytest.approx(4.0) and len(strong.differences) == 1
-    tables = [table for experiment in experiments for table in tables.tables(experiment)]
-    lines = [line for table in tables for line in table.rows if "training" in line]
+    made = [table for experiment in experiments for table in tables.tables(experiment)]
+    lines = [line for table in made for line in table.rows if "training" in line]
     assert [line[5] for line in lines] == ["4.00 †"]
 
 
