@@ -4,7 +4,7 @@
 
 A rank is killed with SIGKILL in start-up, training, evaluation or while a checkpoint is written; the run is started
 again, with --resume or by a requeue under a Slurm of two virtual nodes, and killed again elsewhere. Weights,
-predictions and curves must be those of the undisturbed run to the bit. tests/test_chaos.py is the short form.
+predictions and curves must be those of the undisturbed run to the bit. tests/run/test_chaos.py is the short form.
 """
 
 import argparse

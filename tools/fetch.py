@@ -4,7 +4,8 @@
 
 Run it where there is a network (on a cluster: a login node). SQuAD goes to data/squad/, a model to data/models/NAME/.
 Any other model of the Hugging Face Hub is named owner/name. A file appears under its name only when it is whole and
-right. After a broken download run the same command again: it fetches what is missing. HTTP_PROXY, HTTPS_PROXY and NO_PROXY are honoured.
+right. After a broken download run the same command again: it fetches what is missing. HTTP_PROXY, HTTPS_PROXY and
+NO_PROXY are honoured.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 A command is run as it stands where that takes seconds. One that needs SQuAD, BERT's weights, GPUs or a cluster is
 resolved with --dry-run, in a folder where small files have the names that it asks for, or by its own parser. How each
-is checked stands in the test's name: `python -m pytest tests/test_docs.py --collect-only -q` lists them.
+is checked stands in the test's name: `python -m pytest tests/docs/test_docs.py --collect-only -q` lists them.
 """
 
 import ast
@@ -173,7 +173,7 @@ def check_pip(words, **_):
 
 
 def check_generator(words, **_):
-    assert (ROOT / words[1]).is_file()  # run by tests/test_sample_data.py
+    assert (ROOT / words[1]).is_file()  # run by tests/data/test_sample_data.py
 
 
 COMMANDS = list(dict.fromkeys((page, tuple(words)) for page in PAGES for words in commands(page)))
