@@ -42,12 +42,13 @@ import distributed_ddp
 import distributed_fsdp
 from benchmarks import reproductions, scaling, steps
 from common import errors, metrics
-from common.data import splits, squad
+from common.data import data, splits, squad
 from common.data.cache import prepare, read_cache
 from common.data.tokenizer import load_tokenizer, vocabulary_size
 from common.data.windows import ARRAYS
 from common.model import loading
-from common.run import checkpoint, curves, environment
+from common.run import checkpoint, environment, resume
+from common.run import run as run_module
 from tools import allreduce, ask, audit, fetch, sweep
 from tools.report import __main__ as report
 from tools.report import page
@@ -146,7 +147,7 @@ def fuzz_squad(version, rng, folder, past):
     with (
         mock.patch.object(audit, "load_tokenizer", lambda _: small_tokenizer()),
         mock.patch.object(audit, "load_config", lambda _: small_reader().model.network.config),
-        mock.patch.object(squad, "read_squad", before(past, squad.read_squad)),
+        mock.patch.object(audit, "read_squad", before(past, audit.read_squad)),
     ):
         run_main(audit.main, path, "--model", base_folder() / "m", "--max-length", WINDOW, "--overlap", OVERLAP, *more)
     if rng.random() < 0.2:
@@ -196,7 +197,7 @@ def fuzz_records(rng, folder, past):
             lock = {"host": "n1", "pid": rng.choice([1, 10**9]), "job_id": rng.choice([None, "12"])}
             (job / "lock").write_bytes(dump(rng, mutate(rng, lock)))
         run_main(sweep.main, "--runs-dir", folder / "runs", "--strategies", "baseline", "--repeats", 1)
-    figures = contextlib.nullcontext() if rng.random() < 0.004 else mock.patch.object(report, "draw", return_value=[])
+    figures = contextlib.nullcontext() if rng.random() < 0.004 else mock.patch.object(page, "draw", return_value=[])
     options = rng.choice([[], ["--allow-unlike"], ["--f1", "80"], ["--baseline", "baseline"]])
     with figures, mock.patch.object(page, "group", before(past, page.group)):  # there are runs to group
         run_main(report.main, folder / "runs", *options, "--out", folder / "report")
@@ -363,12 +364,12 @@ def fuzz_checkpoint(rng, folder, past):
         manifest = {file: {"bytes": size, "sha256": checkpoint.digest(place / file)} for file, size in sizes.items()}
         (place / "manifest.json").write_text(json.dumps(manifest))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(checkpoint, "read", before(past, checkpoint.read)))
-        stack.enter_context(mock.patch.object(baseline, "load_tokenizer", lambda _: small_tokenizer()))
+        stack.enter_context(mock.patch.object(resume, "read", before(past, resume.read)))
+        stack.enter_context(mock.patch.object(data, "load_tokenizer", lambda _: small_tokenizer()))
         stack.enter_context(mock.patch.object(environment, "git_state", lambda: (None, None)))
         if rng.random() > 0.03:
-            stack.enter_context(mock.patch.object(baseline, "train_one_epoch", stop))
-            stack.enter_context(mock.patch.object(curves, "curves"))
+            stack.enter_context(mock.patch.object(baseline, "seed_dropout", stop))  # before the first step
+            stack.enter_context(mock.patch.object(run_module, "Curves"))
         with contextlib.suppress(Stop):
             run_main(baseline.main, *training(), "--runs-dir", folder / "runs", "--resume", folder / "r")
 

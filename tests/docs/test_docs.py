@@ -19,7 +19,8 @@ import fuzz
 import pytest
 from tiny import ROOT, SAMPLE, SMALL
 
-from tools import ask, fetch, report, sweep
+from tools import ask, fetch, sweep
+from tools.report import __main__ as report
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
@@ -235,7 +236,7 @@ def test_names_exist(page):
         for target in re.findall(r"(?<![\w.])make ([a-z]+)", part):
             assert re.search(rf"^{target}:", text("Makefile"), flags=re.M), target
         for package, module in re.findall(r"python -m (common|tools|benchmarks)\.([a-z]+)", part):
-            assert (ROOT / package / f"{module}.py").is_file(), part
+            assert any((ROOT / package / f"{module}{end}.py").is_file() for end in ("", "/__main__")), part
         for option in re.findall(r"(?<![\w-])--([a-z0-9][a-z0-9-]*)", part):
             ours = f'"--{option}"' in python or f'"--{option.removeprefix("no-")}"' in python or f"--{option}" in shell
             assert ours or option in OTHERS, option
@@ -248,8 +249,10 @@ def test_the_readmes_tree_is_the_tree():
     named = set(re.findall(r"\b(\w+\.py)\b", block))
     there = {path.name for path in [*ROOT.glob("*.py"), *ROOT.glob("common/*.py")]} - {"__init__.py"}
     assert named == there
-    for tool in ROOT.glob("tools/*.py"):
-        assert tool.stem in block or tool.stem in ("__init__", "records", "figures"), tool
+    for room in [path for path in ROOT.glob("common/**/") if (path / "__init__.py").exists() and path.name != "common"]:
+        assert f"{room.name}/ " in block, room
+    for tool in [*ROOT.glob("tools/*.py"), *(path.parent for path in ROOT.glob("tools/*/__main__.py"))]:
+        assert tool.stem in block or tool.stem == "__init__", tool
 
 
 def anchor(heading):
