@@ -18,7 +18,6 @@ from common.scoring.metrics import RULES, evaluate, missing_ids, shown
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-# From here on: the command line, the only part that knows of files.
 def read_predictions(path):
     """{question id: text} from a JSON file, plain or .gz. UserError, naming file and id, for anything else."""
     predictions = _read_object(path, "predictions")

@@ -75,7 +75,7 @@ def capacity(tokens, num_windows, max_length):
 def pack(features, windows, size=None):
     """The packed batch of the windows with these numbers; an empty list gives one filling window.
 
-    features: see common.features.Features. size: (T, B) to fill up to, from `capacity`; None adds nothing.
+    features: see common.data.windows.Features. size: (T, B) to fill up to, from `capacity`; None adds nothing.
     """
     windows = np.asarray(windows, np.int64)
     lengths = features.offsets[windows + 1] - features.offsets[windows]
@@ -120,9 +120,9 @@ def pack_steps(features, plan, rank, world_size, accumulation, max_tokens=None, 
     """
     lengths = features.lengths
     for windows in plan:
-        shares = split_batch(windows, lengths, world_size, accumulation, max_tokens)
+        micro_batches = split_batch(windows, lengths, world_size, accumulation, max_tokens)
         ids = distinct_token_ids(features, windows, fixed_shapes) if world_size > 1 else None
-        yield [replace(pack_share(features, ranks, rank, fixed_shapes), token_ids=ids) for ranks in shares]
+        yield [replace(pack_share(features, shares, rank, fixed_shapes), token_ids=ids) for shares in micro_batches]
 
 
 def distinct_token_ids(features, windows, fixed_shapes):

@@ -32,16 +32,16 @@ def share(windows, lengths, parts):
 def split_batch(windows, lengths, world_size, accumulation, max_tokens=None):
     """One global batch as [micro-batch][rank] arrays of window numbers.
 
-    Every rank gets the same number of micro-batchs: `accumulation`, or more where a share would exceed max_tokens.
+    Every rank gets the same number of micro-batches: `accumulation`, or more where a share would exceed max_tokens.
     """
-    steps = accumulation
+    count = accumulation
     if max_tokens:
-        steps = max(steps, -(-int(lengths[windows].sum()) // (max_tokens * world_size)))
+        count = max(count, -(-int(lengths[windows].sum()) // (max_tokens * world_size)))
     while True:
-        shares = share(windows, lengths, steps * world_size)
-        if not max_tokens or max(int(lengths[one].sum()) for one in shares) <= max_tokens or steps >= len(windows):
+        shares = share(windows, lengths, count * world_size)
+        if not max_tokens or max(int(lengths[one].sum()) for one in shares) <= max_tokens or count >= len(windows):
             return [shares[i : i + world_size] for i in range(0, len(shares), world_size)]
-        steps += 1
+        count += 1
 
 
 def evaluation_chunks(lengths, max_tokens):
@@ -65,8 +65,8 @@ def largest_batch(features, plan, world_size=1, accumulation=1, max_tokens=None)
     lengths = features.lengths
 
     def largest(windows):
-        steps = split_batch(windows, lengths, world_size, accumulation, max_tokens)
-        return max(int(lengths[share].sum()) for shares in steps for share in shares)
+        micro_batches = split_batch(windows, lengths, world_size, accumulation, max_tokens)
+        return max(int(lengths[one].sum()) for shares in micro_batches for one in shares)
 
     # Shares without a limit are nearly equal, so that the sum tells.
     return max(plan, key=largest if max_tokens else lambda windows: int(lengths[windows].sum()))

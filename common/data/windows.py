@@ -1,4 +1,4 @@
-"""Questions and contexts as windows of token ids with answer labels, cached on disk.
+"""Questions and contexts as windows of token ids with answer labels.
 
 A window is [CLS] question [SEP] piece of the context [SEP]. A context longer than one window is cut into several that
 share `overlap` tokens. Each context and each question is tokenised once, on all granted cores; the windows are then
