@@ -15,7 +15,7 @@ STEP, BACKWARD, TWO_NODES = 70.0, 47.0, 43.0  # ms
 LAYERS, LAYER, WORD = 12, 7_087_872, 768  # numbers in a layer's gradient, and in a row of the word embeddings'
 WORDS, REST = 30_522, 397_826  # rows of the word embeddings; the other embeddings and the head
 ALL = LAYERS * LAYER + WORDS * WORD + REST
-# Rows that 96 windows of SQuAD v1.1 on each GPU touch, filled up as common.batches.words_of does.
+# Rows that 96 windows of SQuAD v1.1 on each GPU touch, filled up as common.data.packing.distinct_token_ids does.
 ROWS = {4: 10_240, 16: 18_432, 64: 24_576}
 
 

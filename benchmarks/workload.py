@@ -33,7 +33,7 @@ def add_workload(parser):
 def load_windows(args, log=print, builds=True):
     """(QuestionSet, tokenizer, Features): windows of 384 tokens at most that share 128, cached on disk.
 
-    builds: see common.features.prepare.
+    builds: see common.data.cache.prepare.
     """
     tokenizer = load_tokenizer(find_model(args.tokenizer)[0])
     questions = QuestionSet(find_file(args.train_file or default_files()[0]))

@@ -25,6 +25,6 @@ def seed_everything(seed, deterministic=False):
 def seed_dropout(seed, step, rank):
     """Reseed dropout, so that it depends on where the run is and not on how it got there: a resumed run is exact.
 
-    The micro-steps of a step draw on from here, one after the other.
+    The micro-batches of a step draw on from here, one after the other.
     """
     torch.manual_seed(hash((seed, step, rank)) & 0x7FFFFFFFFFFFFFFF)

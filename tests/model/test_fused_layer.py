@@ -1,7 +1,7 @@
 """The encoder layer by hand gives what transformers' gives, gradients too.
 
 Here its kernels are plain torch, so that the layer alone is tested. tests/interpreted_kernels.py compares the real ones
-with these. tests/model/test_model.py and tests/run/test_graphs.py run the real ones on a GPU.
+with these. tests/model/test_model.py and tests/gpu run the real ones on a GPU.
 """
 
 import collections
