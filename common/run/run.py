@@ -44,6 +44,7 @@ class Run:
         scaler.load_state_dict(self.saved.get("scaler") or scaler.state_dict())
         self.threshold = self.saved.get("threshold", first_threshold(data.features))  # None: v1.1, never abstains
         self.selection = Selection(args.select, args.patience, **self.saved.get("selection", {}))
+        self.lengths = data.features["train"].lengths  # once: the property computes them anew each time
         self.seconds = {"prepare_data": data.seconds, "load": time.perf_counter() - world.connected}
 
     def __enter__(self):
@@ -105,7 +106,7 @@ class Run:
         """
         self.step += 1
         self.losses.add(self.step, windows, loss, norm, rate)
-        tokens = int(self.data.features["train"].lengths[windows].sum())
+        tokens = int(self.lengths[windows].sum())
         self.clocks.step(len(windows), tokens)
         watchdog.beat()
         due = self.agreement.is_due()  # counts, so at log lines too
@@ -170,10 +171,10 @@ class Run:
 
     def log_epoch(self, result, best):
         """Log the epoch, and put it into TensorBoard and the record; all ranks take part."""
-        lengths, record = self.data.features["train"].lengths, self.folder.record
+        record = self.folder.record
         figures = {name: value for name, value in result.figures.items() if value is not None}
         epoch = self.training | figures | {"best": best}
-        epoch |= arithmetic(epoch["tokens_per_second"], self.model, lengths, self.world, self.args.precision)
+        epoch |= arithmetic(epoch["tokens_per_second"], self.model, self.lengths, self.world, self.args.precision)
         self.world.log(epoch_line(epoch, result))
         tags = ("train_loss", "dev_loss", "f1", "exact", "train_f1", "train_exact")
         self.curves.add("epoch", self.epoch, {tag: epoch.get(tag) for tag in tags})
