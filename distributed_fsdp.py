@@ -28,7 +28,7 @@ def train_step(model, optimizer, scaler, max_grad_norm, micro_batches, num_windo
     """One optimizer step: this rank's part of the loss, and the gradient's norm before clipping."""
     loss_sum = 0  # nothing here waits for the device: on CUDA the whole step becomes a graph
     for batch in micro_batches:
-        model.set_requires_gradient_sync(batch is micro_batches[-1])  # once a step
+        model.set_requires_gradient_sync(batch is micro_batches[-1])  # send gradients once a step
         start_logits, end_logits = model(batch)
         loss = span_loss(start_logits, end_logits, batch) / num_windows  # of the global batch
         scaler.scale(loss * torch.distributed.get_world_size()).backward()  # the mean becomes a sum
