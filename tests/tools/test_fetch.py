@@ -1,43 +1,69 @@
-"""tools.fetch against a server on 127.0.0.1 that behaves well and badly; nothing here leaves the machine."""
+"""tools.fetch as a command, against a server on 127.0.0.1 that is SQuAD's web server and a small Hub."""
 
 import hashlib
+import json
 import os
+import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
 
-import huggingface_hub.constants
 import pytest
 from squad_dir import ROOT
 
-from common.errors import UserError
 from tools import fetch
 
-TRAIN = bytes(range(256)) * 1000
-DEV = b"dev " * 5000
+TRAIN, DEV = bytes(range(256)) * 1000, b"dev " * 5000
+WEIGHTS = bytes(range(255, -1, -1)) * 48_000  # 12 MB: more than the library writes at once
+SMALL = {"config.json": b'{"a": 1}', "tokenizer.json": b'{"b": 2}', "vocab.txt": b"a\nb\n"}
+COMMIT = "0123456789" * 4
+# The command with other pinned files, and without the library's pauses between its tries.
+COMMAND = """
+import json, sys, time
+from common.errors import run
+from tools import fetch
+squad, bert = json.loads(sys.argv.pop(1))
+time.sleep = lambda seconds: None
+fetch.SQUAD["squad-v1.1"] = [fetch.File(*file) for file in squad]
+fetch.MODELS["bert-base-uncased"] = (*fetch.MODELS["bert-base-uncased"][:2], [fetch.File(*file) for file in bert])
+run(fetch.main)
+"""
 
 
 class Server:
-    """A web server and Hub with some files. What it does with a request can be spoilt by the attributes below."""
+    """A web server and Hub with some files. The attributes change how it answers."""
 
     def __init__(self):
-        self.files = {}  # path: content
-        self.stop_after = None  # close the connection after so many bytes of a body
-        self.stall_after = None  # or go silent there
-        self.content_type = "application/octet-stream"
+        self.files = {"/train-v1.1.json": TRAIN, "/dev-v1.1.json": DEV}  # path: content
         self.status = None  # answer this and nothing else
-        self.requests = []  # (path, Range header, status sent) of each GET
+        self.content_type = "application/octet-stream"
+        self.breaks = 0  # so many bodies break off
+        self.breaks_after = 0  # after so many bytes
+        self.silent = False  # send no body, and do not end
+        self.error_codes = True  # say what is missing, as the Hub does and a plain mirror does not
+        self.requests = []  # (method, path, headers, status)
         self.awake = threading.Event()
-        handler = type("Handler", (Handler,), {"owner": self})
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"server_": self}))
         self.http.daemon_threads = True
-        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True)
-        self.thread.start()
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+    def add_model(self, name="owner/name", revision="main", weights=WEIGHTS, lacking=()):
+        """The small files and the weights; the weights lie elsewhere, as the Hub's do."""
+        files = {**SMALL, "model.safetensors": weights, "pytorch_model.bin": b"never"}
+        for file in files.keys() - set(lacking):
+            self.files[f"/{name}/resolve/{revision}/{file}"] = files[file]
+
+    def got(self):
+        """Names of the files whose content was sent, in order, each once."""
+        return list(
+            dict.fromkeys(p.rsplit("/")[-1] for m, p, _, status in self.requests if m == "GET" and status < 300)
+        )
 
     def close(self):
         self.awake.set()
@@ -46,299 +72,364 @@ class Server:
 
 
 class Handler(BaseHTTPRequestHandler):
-    owner: Server
+    server_: Server
 
     def do_HEAD(self):
-        self.answer(body=False)
+        self.answer()
 
     def do_GET(self):
-        self.answer(body=True)
+        self.answer()
 
-    def answer(self, body):
-        server, asked = self.owner, self.headers.get("Range")
-        content, start = server.files.get(self.path), 0
-        status = server.status or (404 if content is None else 200)
-        if asked and status == 200 and body:
-            start = int(asked.removeprefix("bytes=").split("-")[0])
-            status = 206 if start else 200
-        content = content if content is not None and status < 400 else b""
-        if body:
-            server.requests.append((self.path, asked, status))
+    def answer(self):
+        server, asked = self.server_, urlsplit(self.path).path  # a whole address where this is a proxy
+        hub_path = asked.removeprefix("/storage")
+        content = server.files.get(hub_path)
+        elsewhere = asked == hub_path and asked.endswith(".safetensors")
+        status = server.status or (404 if content is None else 302 if elsewhere else 200)
+        content, start = content or b"", 0
+        if status == 200 and self.command == "GET" and "Range" in self.headers:
+            start, status = int(self.headers["Range"].removeprefix("bytes=").split("-")[0]), 206
+        server.requests.append((self.command, self.path, dict(self.headers), status))
+        body = content[start:] if status in (200, 206) else b""
+        digest = f'"{hashlib.sha256(content).hexdigest()}"'
+        headers = {"Content-Type": server.content_type, "Content-Length": len(body), "X-Repo-Commit": COMMIT}
+        if status == 302:
+            address = f"{server.url}/storage{asked}"
+            headers |= {"Location": address, "X-Linked-ETag": digest, "X-Linked-Size": len(content)}
+            headers |= {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": f"{server.url}/xet"}  # the Hub's newer storage
+        elif status == 206:
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        elif status == 404 and server.error_codes:
+            known = any(path.startswith(hub_path.split("/resolve/")[0]) for path in server.files)
+            headers["X-Error-Code"] = "EntryNotFound" if known else "RepoNotFound"
+        if status < 300:
+            headers["ETag"] = digest
         self.send_response(status)
-        self.send_header("Content-Type", server.content_type)
-        self.send_header("Content-Length", str(len(content) - start))
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        if status == 404:
-            known = any(path.startswith(self.path.rsplit("/", 1)[0]) for path in server.files)
-            self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
-        self.send_header("X-Repo-Commit", "0" * 40)
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        for name, value in headers.items():
+            self.send_header(name, str(value))
         self.end_headers()
-        if body and server.stall_after is not None:
-            self.wfile.write(content[start : start + server.stall_after])
-            self.wfile.flush()
-            server.awake.wait(20)
-        elif body:
-            end = None if server.stop_after is None else start + server.stop_after
-            self.wfile.write(content[start:end])
+        if self.command == "GET" and body:
+            self.send(body)
+
+    def send(self, body):
+        server = self.server_
+        if server.silent:
+            server.awake.wait(30)
+        elif server.breaks:
+            server.breaks -= 1
+            self.wfile.write(body[: server.breaks_after])
+        else:
+            self.wfile.write(body)
 
     def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def server(monkeypatch):
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "SQUAD_URL", "HF_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # the tests' own setting
+def server():
     server = Server()
-    server.files = {"/train-v1.1.json": TRAIN, "/dev-v1.1.json": DEV}
     yield server
     server.close()
 
 
-@pytest.fixture
-def squad(monkeypatch):
-    """squad-v1.1 with the sizes and checksums of TRAIN and DEV."""
-    files = tuple(
-        fetch.File(name, len(content), hashlib.sha256(content).hexdigest())
-        for name, content in (("train-v1.1.json", TRAIN), ("dev-v1.1.json", DEV))
-    )
-    monkeypatch.setitem(fetch.SQUAD, "squad-v1.1", files)
+def pinned(files):
+    return [(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()]
 
 
-def get(server, to, *arguments):
-    fetch.main([*(arguments or ["squad-v1.1"]), "--to", str(to), "--squad-url", server.url, "--hub-url", server.url])
+def command(*arguments, limit=None, **environment):
+    """The command's outcome. limit: bytes that a file may have; environment: variables beside the plain ones."""
+    lists = pinned({"train-v1.1.json": TRAIN, "dev-v1.1.json": DEV}), pinned({**SMALL, "model.safetensors": WEIGHTS})
+    plain = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    argv = [sys.executable, "-c", COMMAND, json.dumps(lists), *map(str, arguments)]
+    settings = {"cwd": ROOT, "env": plain | environment, "capture_output": True, "text": True, "timeout": 60}
+    if limit:
+        settings["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    done = subprocess.run(argv, **settings)
+    return SimpleNamespace(status=done.returncode, lines=done.stdout.splitlines(), error=done.stderr)
 
 
-def fails(server, to, *arguments):
-    with pytest.raises(UserError) as raised:
-        get(server, to, *arguments)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
+def get(server, to, *targets, **more):
+    done = command(*targets, "--to", to, "--squad-url", server.url, "--hub-url", server.url, **more)
+    assert (done.status, done.error) == (0, "")  # no progress bar either: this is no terminal
+    return done.lines
+
+
+def fails(server, to, *targets, **more):
+    done = command(*targets, "--to", to, "--squad-url", server.url, "--hub-url", server.url, **more)
+    return one_line(done)
+
+
+def one_line(done):
+    assert done.status == 2 and done.error.count("\n") == 1 and done.error.startswith("error: "), done.error
+    return done.error
 
 
 def names(folder):
-    """Files below a folder, without what a broken download left to be resumed."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(str(path) for path in found if ".fetch" not in path.parts)
+    """Every file below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
-BOTH = ["squad/dev-v1.1.json", "squad/train-v1.1.json"]
+SQUAD = ["squad/dev-v1.1.json", "squad/train-v1.1.json"]
+MODEL = [f"models/owner/name/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt")]
 
 
-def test_plain_download(server, squad, tmp_path, capsys):
-    get(server, tmp_path)
-    assert names(tmp_path) == BOTH  # no .part, no .etag left
+def test_squad(server, tmp_path):
+    lines = get(server, tmp_path, "squad-v1.1")
+    assert names(tmp_path) == SQUAD
     assert (tmp_path / "squad/train-v1.1.json").read_bytes() == TRAIN
     assert (tmp_path / "squad/dev-v1.1.json").read_bytes() == DEV
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and lines[0].endswith("train-v1.1.json: 256,000 bytes, checksum right")
+    assert len(lines) == 2 and lines[0].endswith("train-v1.1.json: 256,000 bytes, checksum correct")
 
 
-def test_what_is_there_and_right_is_skipped(server, squad, tmp_path, capsys):
-    get(server, tmp_path)
+def test_bert_is_fetched_at_the_revision_of_its_checksums(server, tmp_path):
+    repository, revision, _ = fetch.MODELS["bert-base-uncased"]
+    server.add_model(repository, revision)
+    lines = get(server, tmp_path, "bert-base-uncased")
+    folder = tmp_path / "models/bert-base-uncased"
+    assert names(folder) == sorted([*SMALL, "model.safetensors"])  # and nothing of the library's own
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert len(lines) == 4 and all(line.endswith("checksum correct") for line in lines)
+    mode = (folder / "model.safetensors").stat().st_mode & 0o777
+    assert mode == (folder / "config.json").stat().st_mode & 0o777 != 0o600  # others of the group may read it
+
+
+def test_two_targets_in_one_call(server, tmp_path):
+    server.add_model()
+    lines = get(server, tmp_path, "squad-v1.1", "owner/name")
+    assert names(tmp_path) == sorted(SQUAD + MODEL)
+    assert server.got()[-1] == "model.safetensors"  # the weights come last
+    assert not any(path.endswith(".bin") for _, path, *_ in server.requests)
+    assert all(line.endswith("checksum not known, not checked") for line in lines[2:])
+
+    server.status = 503  # everything is there: no server is asked
+    assert len(get(server, tmp_path, "squad-v1.1", "owner/name")) == 6
+
+
+def test_what_is_there_and_correct_is_skipped(server, tmp_path):
+    get(server, tmp_path, "squad-v1.1")
     asked = len(server.requests)
-    get(server, tmp_path)
-    assert len(server.requests) == asked
-    assert capsys.readouterr().out.splitlines()[-1].endswith("already there, checksum right")
-    get(server, tmp_path, "squad-v1.1", "--force")
-    assert len(server.requests) == asked + 2 and names(tmp_path) == BOTH
+    lines = get(server, tmp_path, "squad-v1.1")
+    assert len(server.requests) == asked and lines[1].endswith("already there, checksum correct")
+
+
+def test_force_downloads_again(server, tmp_path):
+    server.add_model(weights=b"old")
+    get(server, tmp_path, "squad-v1.1", "owner/name")
+    server.add_model(weights=b"new")
+    server.requests.clear()
+    get(server, tmp_path, "squad-v1.1", "owner/name", "--force")
+    assert (tmp_path / "models/owner/name/model.safetensors").read_bytes() == b"new"
+    assert server.got()[:2] == ["train-v1.1.json", "dev-v1.1.json"] and names(tmp_path) == sorted(SQUAD + MODEL)
 
 
 @pytest.mark.parametrize("content", [TRAIN[:-1], TRAIN[:-1] + b"?"])
-def test_what_is_there_and_wrong_is_not_overwritten_unasked(server, squad, tmp_path, content):
+def test_what_is_there_and_wrong_is_replaced_only_by_force(server, tmp_path, content):
     path = tmp_path / "squad/train-v1.1.json"
     path.parent.mkdir()
     path.write_bytes(content)
-    message = fails(server, tmp_path)
+    message = fails(server, tmp_path, "squad-v1.1")
     assert str(path) in message and "--force" in message
     assert path.read_bytes() == content and not server.requests
     get(server, tmp_path, "squad-v1.1", "--force")
     assert path.read_bytes() == TRAIN
 
 
-def test_a_broken_download_is_fetched_again(server, squad, tmp_path):
-    server.stop_after = 100_000
-    assert "nothing kept" in fails(server, tmp_path)
-    assert names(tmp_path) == []
-    server.stop_after = None
-    get(server, tmp_path)
-    assert names(tmp_path) == BOTH and (tmp_path / "squad/train-v1.1.json").read_bytes() == TRAIN
-
-
-def model_files(server, weights=DEV, repository="owner/name"):
-    for name, content in {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": weights}.items():
-        server.files[f"/{repository}/resolve/main/{name}"] = content
-
-
-def test_after_a_broken_download_of_a_model_only_the_missing_file_is_fetched(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between the library's own tries
-    weights = TRAIN * 100
-    model_files(server, weights)
-    server.stop_after = 1_000_000
-    assert "run this again" in fails(server, tmp_path, "owner/name")
-    assert not (tmp_path / "models/owner/name/model.safetensors").exists()
-    server.stop_after, before = None, len(server.requests)
-    get(server, tmp_path, "owner/name")
-    got = [path.rsplit("/")[-1] for path, _, status in server.requests[before:] if status == 200]
-    assert got == ["model.safetensors"]
-    assert (tmp_path / "models/owner/name/model.safetensors").read_bytes() == weights
-    assert names(tmp_path) == [f"models/owner/name/{n}" for n in ("config.json", "model.safetensors", "tokenizer.json")]
-
-
-def test_a_wrong_checksum_keeps_nothing(server, squad, tmp_path):
-    server.files["/train-v1.1.json"] = b"!" + TRAIN[1:]
-    message = fails(server, tmp_path)
-    assert "sha256" in message and "nothing kept" in message and "train-v1.1.json" in message
+@pytest.mark.parametrize("content, word", [(b"!" + TRAIN[1:], "sha256"), (TRAIN + b"!", "256,001 bytes")])
+def test_a_wrong_file_of_squad_is_not_kept(server, tmp_path, content, word):
+    server.files["/train-v1.1.json"] = content
+    message = fails(server, tmp_path, "squad-v1.1")
+    assert word in message and "nothing kept" in message and "train-v1.1.json" in message
     assert names(tmp_path) == []
 
 
-def test_a_wrong_size_keeps_nothing(server, squad, tmp_path):
-    server.files["/train-v1.1.json"] = TRAIN + b"!"
-    assert "has 256,001 bytes where the published file has 256,000" in fails(server, tmp_path)
-    assert names(tmp_path) == []
-
-
-def test_a_web_page_is_not_taken_for_the_file(server, squad, tmp_path):
-    server.files["/train-v1.1.json"], server.content_type = b"<html>Log in</html>", "text/html; charset=utf-8"
-    assert "log-in" in fails(server, tmp_path)
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("status", [404, 401, 429, 503])
-def test_http_errors(server, squad, tmp_path, status):
-    server.status = status
-    message = fails(server, tmp_path)
-    assert f"HTTP {status}" in message and "/train-v1.1.json" in message
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_model_that_the_hub_does_not_give(server, tmp_path, status):
-    server.status = status
-    message = fails(server, tmp_path, "owner/name")
-    assert "owner/name/config.json" in message
-    assert names(tmp_path) == []
-
-
-def test_offline_mode_is_named(server, tmp_path, monkeypatch):
-    model_files(server)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE forbids the network" in fails(server, tmp_path, "owner/name")
-    assert not server.requests
-
-
-def test_a_server_that_falls_silent(server, squad, tmp_path):
-    server.stall_after = 1000
-    started = time.monotonic()
-    message = fails(server, tmp_path, "squad-v1.1", "--timeout", "0.3")
-    assert "timed out" in message and time.monotonic() - started < 10
-    assert names(tmp_path) == [] or not (tmp_path / "squad/train-v1.1.json").exists()
-
-
-@pytest.fixture
-def nobody():
-    """An address where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    return f"http://127.0.0.1:{port}"
-
-
-def command(*arguments):
-    unset = ("_proxy", "hf_hub_offline")
-    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith(unset)}
-    return subprocess.run(
-        [sys.executable, "-m", "tools.fetch", *map(str, arguments)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-
-
-def test_no_network_is_one_line_and_status_2(nobody, tmp_path):
-    done = command("squad-v1.1", "--to", tmp_path, "--squad-url", nobody)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1 and "no connection" in done.stderr and "refused" in done.stderr
-
-
-def test_no_hub_is_one_line_and_status_2(nobody, tmp_path):
-    done = command("owner/name", "--to", tmp_path, "--hub-url", nobody)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1].startswith("error: ") and "run this where there is a network" in done.stderr
-
-
-def test_another_file_than_the_official_one_is_refused_on_the_command_line(server, tmp_path):
-    done = command("squad-v1.1", "--to", tmp_path, "--squad-url", server.url)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1 and "30,288,272" in done.stderr and not any((tmp_path / "squad").glob("*.json"))
-
-
-def test_a_folder_that_cannot_be_written(server, squad, tmp_path):
-    (tmp_path / "file").write_text("in the way")  # not a chmod: root may write anywhere
-    message = fails(server, tmp_path / "file")
-    assert str(tmp_path / "file") in message and "--to DIR" in message
-    assert not server.requests
-
-
-def test_a_full_disk(server, squad, tmp_path):
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full (Linux)")
-    (tmp_path / "squad/.fetch").mkdir(parents=True)
-    (tmp_path / "squad/.fetch/train-v1.1.json").symlink_to("/dev/full")
-    message = fails(server, tmp_path)
-    assert "No space left" in message and "make room" in message
-    assert not (tmp_path / "squad/train-v1.1.json").exists()
-
-
-def test_two_targets_in_one_call(server, squad, tmp_path):
-    model_files(server, repository="owner/some-model.v2")
-    server.files["/owner/some-model.v2/resolve/main/pytorch_model.bin"] = b"never asked for"
-    get(server, tmp_path, "squad-v1.1", "owner/some-model.v2")
-    model = [f"models/owner/some-model.v2/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")]
-    assert names(tmp_path) == sorted(BOTH + model)
-    assert not any(path.endswith(".bin") for path, _, _ in server.requests)
-    assert server.requests[-1][0].endswith("model.safetensors")  # the weights come last
-
-    server.status = 503  # all that is needed is there: nobody is asked
-    get(server, tmp_path, "squad-v1.1", "owner/some-model.v2")
-
-
-def test_an_unknown_checksum_is_said(server, tmp_path, capsys):
-    for name in ("config.json", "tokenizer.json", "vocab.txt", "model.safetensors"):
-        server.files[f"/owner/name/resolve/main/{name}"] = b"{}"
-    get(server, tmp_path, "owner/name")
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 and all(line.endswith("checksum not known, not checked") for line in lines)
-
-
-def test_bert_is_fetched_at_the_revision_of_its_checksums(server, tmp_path, monkeypatch):
-    contents = {file.name: file.name.encode() for file in fetch.BERT_BASE_UNCASED}
-    files = tuple(fetch.File(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in contents.items())
+@pytest.mark.parametrize("weights, word", [(b"!" + WEIGHTS[1:], "sha256"), (WEIGHTS[:-1], "12,287,999 bytes")])
+def test_wrong_weights_are_not_kept(server, tmp_path, weights, word):
     repository, revision, _ = fetch.MODELS["bert-base-uncased"]
-    monkeypatch.setitem(fetch.MODELS, "bert-base-uncased", (repository, revision, files))
-    server.files = {f"/google-bert/bert-base-uncased/resolve/{revision}/{n}": c for n, c in contents.items()}
-    get(server, tmp_path, "bert-base-uncased")
-    assert names(tmp_path) == sorted(f"models/bert-base-uncased/{name}" for name in contents)
+    server.add_model(repository, revision, weights)
+    message = fails(server, tmp_path, "bert-base-uncased")
+    assert word in message and "nothing kept" in message and "model.safetensors" in message
+    assert names(tmp_path / "models/bert-base-uncased") == sorted(SMALL)
+
+
+def test_a_wrong_file_does_not_replace_a_correct_one(server, tmp_path):
+    get(server, tmp_path, "squad-v1.1")
+    server.files["/train-v1.1.json"] = TRAIN[1:]
+    assert "nothing kept" in fails(server, tmp_path, "squad-v1.1", "--force")
+    assert (tmp_path / "squad/train-v1.1.json").read_bytes() == TRAIN
+
+
+def test_a_broken_download_of_squad_is_fetched_again(server, tmp_path):
+    server.breaks, server.breaks_after = 1, 100_000
+    fails(server, tmp_path, "squad-v1.1")
+    assert names(tmp_path) == []
+    get(server, tmp_path, "squad-v1.1")
+    assert names(tmp_path) == SQUAD and (tmp_path / "squad/train-v1.1.json").read_bytes() == TRAIN
+
+
+def test_a_connection_that_breaks_once_is_resumed(server, tmp_path):
+    server.add_model()
+    get(server, tmp_path, "owner/name")
+    (tmp_path / "models/owner/name/model.safetensors").unlink()
+    server.requests.clear()
+    server.breaks, server.breaks_after = 1, 11_000_000
+    get(server, tmp_path, "owner/name")
+    ranges = [headers.get("Range") for method, _, headers, _ in server.requests if method == "GET"]
+    assert len(ranges) == 2 and ranges[0] is None and ranges[1].startswith("bytes=10")
+    assert (tmp_path / "models/owner/name/model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_after_a_broken_download_only_the_missing_file_is_fetched(server, tmp_path):
+    server.add_model()
+    get(server, tmp_path, "owner/name")
+    (tmp_path / "models/owner/name/model.safetensors").unlink()
+    server.breaks, server.breaks_after = 100, 1_000_000
+    assert "run this again" in fails(server, tmp_path, "owner/name")
+    assert names(tmp_path) == [name for name in MODEL if "safetensors" not in name]
+    server.breaks = 0
+    server.requests.clear()
+    get(server, tmp_path, "owner/name")
+    assert server.got() == ["model.safetensors"] and names(tmp_path) == MODEL
+    assert (tmp_path / "models/owner/name/model.safetensors").read_bytes() == WEIGHTS
 
 
 @pytest.mark.parametrize("lacking", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_a_model_that_lacks_what_is_needed(server, tmp_path, lacking):
-    for name in {"config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin"} - {lacking}:
-        server.files[f"/owner/name/resolve/main/{name}"] = b"{}"
+    server.add_model(lacking=[lacking])
     assert f"needs a model with {lacking}" in fails(server, tmp_path, "owner/name")
     assert not (tmp_path / "models/owner/name/model.safetensors").exists()
 
 
+def test_a_mirror_may_lack_optional_files_without_saying_why(server, tmp_path):
+    server.add_model(lacking=["vocab.txt"])
+    server.error_codes = False
+    get(server, tmp_path, "owner/name")
+    assert names(tmp_path) == MODEL[:-1]
+
+
+def test_a_model_that_does_not_exist(server, tmp_path):
+    message = fails(server, tmp_path, "owner/name")
+    assert "owner/name/config.json: HTTP 404: no such model" in message and names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "status, words", [(401, "requires a login"), (403, "requires a login"), (503, "run this again")]
+)
+def test_a_model_that_the_hub_does_not_give(server, tmp_path, status, words):
+    server.status = status
+    message = fails(server, tmp_path, "owner/name")
+    assert f"owner/name/config.json: HTTP {status}" in message and words in message
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("status", [404, 401, 429, 503])
+def test_http_errors_of_squads_server(server, tmp_path, status):
+    server.status = status
+    message = fails(server, tmp_path, "squad-v1.1")
+    assert f"HTTP {status}" in message and "/train-v1.1.json" in message
+    assert names(tmp_path) == []
+
+
+def test_a_web_page_is_not_taken_for_the_file(server, tmp_path):
+    server.files["/train-v1.1.json"], server.content_type = b"<html>Log in</html>", "text/html; charset=utf-8"
+    assert "login" in fails(server, tmp_path, "squad-v1.1")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_offline_mode_is_named(server, tmp_path, variable):
+    server.add_model()
+    assert variable in fails(server, tmp_path, "owner/name", **{variable: "1"})
+    assert not server.requests
+
+
+@pytest.mark.parametrize("target", ["squad-v1.1", "owner/name"])
+def test_a_server_that_sends_nothing(server, tmp_path, target):
+    server.add_model()
+    server.silent = True
+    started = time.monotonic()
+    message = fails(server, tmp_path, target, "--timeout", "0.3")
+    assert "timed out" in message and time.monotonic() - started < 20
+    assert names(tmp_path) == []
+
+
+def test_a_server_that_never_answers(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # as where a firewall drops what leaves a compute node
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        for target in ("squad-v1.1", "owner/name"):
+            done = command(target, "--to", tmp_path, "--squad-url", url, "--hub-url", url, "--timeout", "0.5")
+            assert "no connection" in one_line(done) and "timed out" in done.error
+
+
+@pytest.mark.parametrize("target", ["squad-v1.1", "owner/name"])
+def test_no_network(tmp_path, target):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    done = command(target, "--to", tmp_path, "--squad-url", url, "--hub-url", url)
+    assert "no connection" in one_line(done) and "refused" in done.error and done.lines == []
+
+
+def test_a_server_that_is_no_hub(server, tmp_path, monkeypatch):
+    server.add_model()
+    answer = Handler.send_header
+    monkeypatch.setattr(Handler, "send_header", lambda self, name, value: name[:2] == "X-" or answer(self, name, value))
+    assert "not seem to be served by a Hugging Face Hub" in fails(server, tmp_path, "owner/name")
+
+
+def test_another_file_than_the_official_one_is_refused(server, tmp_path):
+    environment = {"cwd": ROOT, "capture_output": True, "text": True, "env": {**os.environ, "SQUAD_URL": server.url}}
+    argv = [sys.executable, "-m", "tools.fetch", "squad-v1.1", "--to", tmp_path]
+    done = subprocess.run(argv, **environment)
+    assert (done.returncode, done.stdout) == (2, "") and "30,288,272" in done.stderr and names(tmp_path) == []
+
+
+def test_addresses_come_from_the_environment(server, tmp_path):
+    server.add_model()
+    done = command("squad-v1.1", "owner/name", "--to", tmp_path, SQUAD_URL=server.url, HF_ENDPOINT=f"{server.url}/")
+    assert (done.status, done.error) == (0, "") and names(tmp_path) == sorted(SQUAD + MODEL)
+
+
+def test_a_proxy_is_used(server, tmp_path):
+    server.add_model()
+    urls = ("--squad-url", "http://elsewhere.invalid", "--hub-url", "http://elsewhere.invalid")
+    done = command("squad-v1.1", "owner/name", "--to", tmp_path, *urls, HTTP_PROXY=server.url, http_proxy=server.url)
+    assert (done.status, done.error) == (0, "") and names(tmp_path) == sorted(SQUAD + MODEL)
+    assert any(path.startswith("http://elsewhere.invalid/owner/name") for _, path, *_ in server.requests)
+
+
+def test_a_mirror_does_not_see_the_users_token(server, tmp_path):
+    server.add_model()
+    get(server, tmp_path, "owner/name", HF_TOKEN="hf_secret")
+    assert server.requests and "hf_secret" not in str(server.requests)
+
+
+@pytest.mark.parametrize("target", ["squad-v1.1", "owner/name"])
+def test_a_folder_that_cannot_be_written(server, tmp_path, target):
+    (tmp_path / "file").write_text("in the way")  # not a chmod: root may write anywhere
+    message = fails(server, tmp_path / "file", target)
+    assert str(tmp_path / "file") in message and "--to DIR" in message
+    assert not server.requests
+
+
+@pytest.mark.parametrize("target, name", [("squad-v1.1", "train-v1.1.json"), ("owner/name", "model.safetensors")])
+def test_a_disk_without_room(server, tmp_path, target, name):
+    server.add_model()
+    message = fails(server, tmp_path, target, limit=100_000)  # a limit to a file's size, as a full disk acts
+    assert f"{name}: cannot be written (File too large)" in message and "free some space" in message
+    assert not any(name in path for path in names(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["squad-v3", "bert", "../etc", "a/../b", "owner/name/more", "owner/", "owner/a b", ""])
-def test_names_that_are_no_target_stop_before_anything_is_fetched(server, squad, tmp_path, name):
+def test_names_that_are_no_target_stop_before_anything_is_fetched(server, tmp_path, name):
     message = fails(server, tmp_path, "squad-v1.1", name)
     assert "squad-v2.0" in message and "owner/name" in message
     assert not server.requests and names(tmp_path) == []
 
 
-def test_addresses_other_than_the_webs_are_refused(tmp_path):
-    with pytest.raises(UserError, match="http"):
-        fetch.main(["squad-v1.1", "--to", str(tmp_path), "--squad-url", f"file://{tmp_path}"])
+@pytest.mark.parametrize("option, value", [("--squad-url", "file:///tmp"), ("--timeout", "0"), ("--timeout", "1e300")])
+def test_options_that_make_no_sense(tmp_path, option, value):
+    message = one_line(command("squad-v1.1", "--to", tmp_path, option, value))
+    assert value in message or option in message
+
+
+def test_a_model_that_the_library_refuses_to_name(server, tmp_path):
+    assert "repo_id" in fails(server, tmp_path, "owner/a--b")
