@@ -1,9 +1,12 @@
 """A report's pages: for the terminal, as Markdown and as HTML; and the files that it writes."""
 
+import functools
 import html
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+import pandas as pd
 
 from common import errors
 from common.errors import UserError
@@ -62,14 +65,18 @@ def as_text(block):
     return "\n".join(f"note: {line}" for line in block) if isinstance(block, list) else block
 
 
-def as_markdown(block):
-    def plain(text):
-        return html.escape(text, quote=False).replace("|", "\\|")
+def plain(text):
+    """Text as Markdown that makes no HTML, no link or image, and no other cell."""
+    text = re.sub(r"[\\|`\[\]]", r"\\\g<0>", html.escape(text, quote=False))
+    return re.sub(r"(?i):(?=//)|(?<=www)\.", r"\\\g<0>", text)  # GitHub links bare addresses
 
+
+def as_markdown(block):
     if isinstance(block, Table):
-        lines = [block.columns, ["---"] * len(block.columns), *block.rows]
-        table = ["| " + " | ".join(map(plain, line)) + " |" for line in lines]
-        return "\n".join([f"### {block.title}", "", *table])
+        frame = block.frame().map(plain).rename(columns=plain)
+        # Texts stay as they are: "88.00" is no number to round, and no padding follows the longest remark.
+        table = frame.to_markdown(index=False, disable_numparse=True, stralign=None)
+        return f"### {block.title}\n\n{table}"
     if isinstance(block, list):
         return "\n".join(f"- {plain(line)}" for line in block)
     if isinstance(block, Picture):
@@ -77,20 +84,21 @@ def as_markdown(block):
     return f"## {plain(block)}"
 
 
+def html_cell(kind, text):
+    """Text as the inside of a cell. pandas gives cells no class, so each holds a block of this class."""
+    text = html.escape(text)
+    if kind == "number":  # the spread under the median
+        text = re.sub(r" \((.*)\)$", r"<br><small>\1</small>", text)
+    return f'<div class="{kind}">{text}</div>'
+
+
 def as_html(block):
     if isinstance(block, Table):
-
-        def cells(line, tag):
-            text = ""
-            for name, cell in zip(block.columns, map(html.escape, line), strict=True):
-                kind = WRAPPED.get(name) or ("text" if name in TEXT_COLUMNS else "number")
-                if kind == "number" and tag == "td":  # the spread under the median
-                    cell = re.sub(r" \((.*)\)$", r"<br><small>\1</small>", cell)
-                text += f'<{tag} class="{kind}">{cell}</{tag}>'
-            return f"<tr>{text}</tr>\n"
-
-        body = "".join(cells(row, "td") for row in block.rows)
-        table = f"<table><thead>\n{cells(block.columns, 'th')}</thead><tbody>\n{body}</tbody></table>"
+        kinds = [WRAPPED.get(name) or ("text" if name in TEXT_COLUMNS else "number") for name in block.columns]
+        frame = block.frame()
+        frame.columns = list(map(html_cell, kinds, block.columns))
+        formatters = [functools.partial(html_cell, kind) for kind in kinds]  # which escape
+        table = frame.to_html(index=False, border=0, escape=False, formatters=formatters)
         return f'<h3>{html.escape(block.title)}</h3>\n<div class="scroll">{table}</div>'
     if isinstance(block, list):
         return "<ul>\n" + "".join(f"<li>{html.escape(line)}</li>\n" for line in block) + "</ul>"
@@ -125,7 +133,7 @@ th {{ font-weight: 600; color: #4a505a; border-bottom: 1px solid #aab0b8; vertic
 .remark {{ min-width: 13rem }}
 small {{ color: #6a717c; font-size: .8em }}
 .number {{ text-align: right; white-space: nowrap }}
-th.number {{ white-space: normal }}
+th .number {{ white-space: normal }}
 figure {{ margin: 1.8rem 0 }}
 figure img {{ max-width: 100% }}
 figcaption {{ color: #4a505a; font-size: .88rem; max-width: 52rem }}
@@ -183,6 +191,14 @@ def remove_figures(folder):
         raise UserError(f"{folder}: cannot be written: {error.strerror}; name another --out") from None
 
 
+def check_tabulate():
+    """UserError where pandas finds no tabulate, which it needs for Markdown."""
+    try:
+        pd.DataFrame().to_markdown()
+    except ImportError:
+        raise UserError("report.md needs tabulate: `pip install -r requirements-report.txt`") from None
+
+
 def write(path, text):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,6 +229,7 @@ def report(paths, baseline=None, f1=None, allow_unlike=False, out="report"):
 
     out = Path(out)
     figures.load_matplotlib()
+    check_tabulate()
     remove_figures(out / "figures")
     blocks = []
     for i, experiment in enumerate(experiments, 1):

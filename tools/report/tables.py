@@ -18,6 +18,10 @@ class Table:
     columns: list
     rows: list  # of lists of texts
 
+    def frame(self):
+        """The texts as they are, whatever they look like."""
+        return pd.DataFrame(self.rows, columns=self.columns, dtype=object)
+
 
 def seconds(value):
     if value == float("inf"):
