@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import html
 import html.parser
 import json
 import math
@@ -611,11 +612,15 @@ def test_what_all_rows_share_stands_in_the_title(tmp_path):
     assert list(rows) == ["baseline × 1", "ddp × 4"] and experiment.title.endswith(f", bf16, batch 384, {H100}")
 
 
-def test_only_what_differs_from_the_baseline_is_noted(tmp_path):
-    """The default of an option that baseline.py lacks is no other setting, nor is all of another experiment."""
+@pytest.mark.parametrize("full, half", [("fp32", "bf16"), ("rows", "rows-bf16")])
+def test_only_what_differs_from_the_baseline_is_noted(tmp_path, full, half):
+    """The default of an option that baseline.py lacks is no other setting, nor is all of another experiment.
+
+    Of how gradients travel, the type alone counts.
+    """
     made = {name: one for name, one in campaign().items() if name in ("base-0", "ddp2-0", "ddp4-0", "lightning")}
-    made["ddp2-0"]["arguments"]["reduce"] = "fp32"
-    made["ddp4-0"]["arguments"]["reduce"] = "bf16"
+    made["ddp2-0"]["arguments"]["reduce"] = full
+    made["ddp4-0"]["arguments"]["reduce"] = half
     experiments, _ = compared(made, tmp_path)
     (_, two, four), (far,) = (experiment.rows for experiment in experiments)
     assert two.notes == ["one run alone, so no spread"]
@@ -1017,6 +1022,67 @@ def test_names_from_a_record_reach_page_and_figures_as_text(tmp_path):
     assert "<script>" not in text and "&lt;script&gt;" in text and "\x1b" not in text
     markdown = (tmp_path / "out" / "report.md").read_text()
     assert "ba$e_{ &lt;b&gt;\\|" in markdown
+
+
+HOSTILE = {  # a name: as Markdown
+    "[a](http://x.y)": r"\[a\](http\://x.y)",
+    "![a](http://x.y/z.png)": r"!\[a\](http\://x.y/z.png)",
+    "[a]: HTTPS://x.y": r"\[a\]: HTTPS\://x.y",
+    "<http://x.y>": r"&lt;http\://x.y&gt;",
+    "WWW.x.y": r"WWW\.x.y",
+    "a\\|b|c": r"a\\\|b\|c",  # a backslash of its own must not undo ours
+    "a `b": r"a \`b",
+    "&lt;b&gt; <!-- c": "&amp;lt;b&amp;gt; &lt;!-- c",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_make_no_links_and_no_cells(name):
+    """Each form was read by GitHub's own parser: three cells, the name as its text, no link."""
+    table = tables.Table("Runs", ["run", "hosts", "code"], [[name, name, "1"]])
+    assert page.as_markdown(table).splitlines()[-1] == f"| {HOSTILE[name]} | {HOSTILE[name]} | 1 |"
+    assert page.as_markdown([name]) == f"- {HOSTILE[name]}" and page.as_markdown(name) == f"## {HOSTILE[name]}"
+    text = page.as_html(table)
+    assert f'<td><div class="text">{html.escape(name)}</div></td>' in text and "<a" not in text
+
+
+@pytest.mark.parametrize("cell", ["88.00", "1e5", "1,234", "0x1F", "007", "nan", "None", "True", "–", "x" * 120])
+def test_tables_print_each_cell_as_it_is(cell):
+    """Whatever it looks like to pandas and tabulate, however long it is and however many there are."""
+    columns = ["", *(f"column {i}" for i in range(30)), "remark"]
+    rows = [[str(i), *[cell] * 31] for i in range(120)]
+    table = tables.Table("Wide", columns, rows)
+    lines = page.as_markdown(table).splitlines()[4:]
+    assert [line.strip("| ").split(" | ") for line in lines] == rows
+    text = page.as_html(table)
+    assert re.findall(r'<td><div class="text">(\d+)</div></td>', text) == [row[0] for row in rows]
+    assert text.count(f'<td><div class="number">{cell}</div></td>') == 30 * len(rows)
+    assert text.count(f'<td><div class="remark">{cell}</div></td>') == len(rows)
+
+
+def test_the_spread_stands_under_the_median():
+    text = page.as_html(tables.Table("Results", ["", "F1"], [["a (b)", "88.00 (87.60–88.40)"]]))
+    assert '<div class="number">88.00<br><small>87.60–88.40</small></div>' in text
+    assert '<div class="text">a (b)</div>' in text
+
+
+@pytest.mark.parametrize("package, said", [("matplotlib", "figures need"), ("tabulate", "report.md needs")])
+def test_an_absent_package_is_one_line_and_no_file(tmp_path, monkeypatch, package, said):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"^{said} {package}: `pip install -r requirements-report.txt`$"):
+        page.report([save(tmp_path / "runs", {"one": campaign()["base-0"]})], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert re.search(rf"^{package}==", (ROOT / "requirements-report.txt").read_text(), re.M)
+
+
+def test_a_report_needs_no_torch():
+    """Of common/, the package knows the arguments and the errors alone."""
+    modules = ", ".join(f"tools.report.{path.stem}" for path in (ROOT / "tools" / "report").glob("*.py"))
+    code = f"import sys, {modules}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"torch", "transformers", "tensorboard", "tqdm"}
+    assert {name for name in loaded if name.split(".")[0] == "common"} == {"common", "common.args", "common.errors"}
 
 
 VALUES = [None, True, -1, 0, 1e308, float("nan"), 10**400, "", "x" * 1000, "\ud800", [], [None], {}, {"a": []}, 2**70]
