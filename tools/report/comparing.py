@@ -11,7 +11,7 @@ SCOPES = ("training", "epoch", "run")  # what a speed-up can be of: the measures
 
 @dataclass
 class Comparison:
-    """A row against a baseline. differences: sentences; with any, there is a speed-up only if that was allowed."""
+    """A row against a baseline. differences: sentences; any of them forbids a speed-up unless --allow-unlike is given."""
 
     base: Row
     differences: list
@@ -19,7 +19,7 @@ class Comparison:
 
 
 def unlike(row, base):
-    """{name: what differs} that forbids to call a ratio of times a speed-up."""
+    """{name: what differs} of the differences that forbid a speed-up."""
     found = {}
     for name, (identity, shown) in row.lead.facets.items():
         other, other_shown = base.lead.facets[name]
@@ -46,7 +46,7 @@ def against(values, others):
 
 
 def other_machine(row, base):
-    """Why the two did not run on the same machine or cluster; "" if they did, as far as records can tell."""
+    """Why the two ran on different machines or clusters; "" if the records show no difference."""
     if set(row.all("cluster")) != set(base.all("cluster")):
         return against(row.all("cluster"), base.all("cluster"))
     if row.lead.cluster is None:  # on a cluster, jobs run on whichever nodes are free
@@ -60,7 +60,7 @@ def other_machine(row, base):
 
 
 def recipe(row, base):
-    """Names of the other arguments that differ; they forbid nothing, but a reader is told."""
+    """Names of the other arguments that differ. They forbid nothing but are noted."""
     own, other = row.lead.arguments, base.lead.arguments
     return sorted(name for name in own.keys() | other.keys() if own.get(name) != other.get(name))
 
@@ -122,9 +122,9 @@ def compare(experiments, bases, allow_unlike=False):
 
 
 def distance(row, base, differences):
-    """What makes a baseline nearer than another, in this order.
+    """Sort key: the baseline with the smallest one is the nearest. It counts, in this order:
 
-    Few differences that forbid a speed-up; if it is one alone, that it leaves weak scaling; the strategy; few other
+    the differences that forbid a speed-up; whether the only one still allows weak scaling; the strategy; the other
     arguments that differ.
     """
     weak = set(differences) == {"global batch"} and is_weak(row, base)
@@ -153,7 +153,7 @@ def scaled(row, base, ratio, serial=False):
 
 
 def versus(row, base):
-    """Differences to the baseline that forbid nothing, a sentence each."""
+    """Sentences about the differences to the baseline that forbid nothing."""
     found = []
     names = recipe(row, base)
     if names:

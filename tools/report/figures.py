@@ -84,7 +84,7 @@ def speedup_points(experiment, panel):
 
 
 def speedup_panels(experiment):
-    """{panel: its points}, of those that show another number of ranks than the baseline's."""
+    """{panel: its points} of the panels that have a number of ranks other than the baseline's."""
     panels = {name: speedup_points(experiment, name) for name in PANELS}
     return {
         name: points for name, points in panels.items() if len(points) and (points["ranks"] != points["base"]).any()
@@ -92,7 +92,7 @@ def speedup_panels(experiment):
 
 
 def speedup_figure(experiment):
-    """Speed-up against the number of ranks with the ideal line, a panel each for what it is of; None without any."""
+    """Speed-up against the number of ranks, with the ideal line, a panel for each scope; None without data."""
     from matplotlib.figure import Figure
 
     panels = speedup_panels(experiment)
@@ -124,7 +124,7 @@ def speedup_figure(experiment):
         ax.set_xlabel(experiment.unit)
         ticks = [base]
         for ranks in sorted({*points["ranks"]}):
-            if ranks - ticks[-1] > 0.05 * most:  # nearer ones would be printed over each other
+            if ranks - ticks[-1] > 0.05 * most:  # closer labels would overlap
                 ticks.append(ranks)
         ax.set_xticks(ticks)
         ax.set_xlim(left=min(base, points["ranks"].min()) - 0.04 * most - 0.1)
@@ -137,7 +137,7 @@ def speedup_figure(experiment):
 
 
 def time_parts(experiment, whole_run):
-    """A frame of seconds by row: training, evaluation and the rest of the median of an epoch, or of the whole run."""
+    """A frame of seconds by row: training, evaluation and other, of a median epoch or of the whole run."""
     prefix, total = ("run_", "run_seconds") if whole_run else ("", "epoch_seconds")
     rows = [row for row in experiment.rows if row.stats[total] and row.stats["training_seconds"]]
     frame = pd.DataFrame(index=[row.label for row in rows], columns=list(PARTS), dtype=float)
@@ -148,7 +148,7 @@ def time_parts(experiment, whole_run):
 
 
 def time_figure(experiment):
-    """Seconds of an epoch and of the whole run, split; None without any."""
+    """Seconds of an epoch and of the whole run, split into parts; None without data."""
     from matplotlib.figure import Figure
 
     frames = {"An epoch": time_parts(experiment, False), "Whole run": time_parts(experiment, True)}

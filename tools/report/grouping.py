@@ -1,4 +1,4 @@
-"""Runs as rows of repeats, rows as experiments, and what a reader must know of each row."""
+"""Group runs into rows of repeats and rows into experiments, and note what a reader must know of each row."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from tools.report.reading import known, seconds_to, short
 
 @dataclass(frozen=True)
 class Stat:
-    """Median, least and most of a figure over the finished runs that have it, and how many they are."""
+    """Median, minimum and maximum of a measure, and the number of finished runs that have it."""
 
     median: float
     low: float
@@ -53,7 +53,7 @@ class Row:
         return (self.finished or self.runs)[0]
 
     def all(self, name):
-        """All values of an attribute over the finished runs, or all if there are none, each once."""
+        """The distinct values of an attribute over the finished runs, or over all runs if none finished."""
         return list(dict.fromkeys(getattr(run, name) for run in self.finished or self.runs))
 
     def median(self, name):
@@ -63,7 +63,7 @@ class Row:
 
 @dataclass
 class Experiment:
-    """Rows of the same model, data and number of epochs, the only ones that a reader would look at side by side."""
+    """Rows of the same model, data and number of epochs."""
 
     title: str
     rows: list
@@ -75,7 +75,7 @@ class Experiment:
 
 
 def group(runs, target=None):
-    """Experiments of rows of runs. target: the F1 of `seconds_to_f1`; None: the most, in whole numbers, that all reach.
+    """Group runs into experiments. target: the F1 of `seconds_to_f1`; None: the highest whole F1 that all runs reach.
 
     Rows are in the order of strategy (the baseline first), precision, batch and ranks.
     """
@@ -94,9 +94,9 @@ def group(runs, target=None):
 
 
 def join_cards(runs):
-    """{card: the cards that are of its machine, since runs had them together, one with the other or by a third}.
+    """{card: the cards of its machine}. Two cards share a machine if runs used them together, directly or in a chain.
 
-    Machines of equal names ("vm") are told apart by them. Where nothing joins two cards, they may be of one or not.
+    This separates machines of equal names ("vm"). Cards that no run joins may be on one machine or on two.
     """
     joined = {}
     for run in runs:
@@ -106,10 +106,10 @@ def join_cards(runs):
 
 
 def find_crowded(runs):
-    """Paths of the runs that had another beside them: at the same time, on a host of the same name."""
+    """Paths of the runs that overlapped in time with another run on a host of the same name."""
     crowded = set()
     for one, other in itertools.combinations([run for run in runs if run.spans], 2):
-        # Equal times are of one attempt, which the other run has taken over.
+        # Equal times belong to one attempt, which both runs record.
         crosses = any(a < d and c < b and (a, b) != (c, d) for a, b in one.spans for c, d in other.spans)
         if crosses and {*one.hosts} & {*other.hosts}:
             crowded |= {one.path, other.path}
@@ -135,7 +135,7 @@ def build_experiment(rows, target):
     unit = "GPUs" if all(row.lead.gpus for row in rows) else "ranks"
     experiment = Experiment(title, rows, unit)
     usual = statistics.mode(row.lead.facets["card"] for row in rows)
-    # What differs stands in the rows' labels, what they share in the title.
+    # Labels say what differs between rows, the title what they share.
     shared = [] if experiment.several("precision") else [facets["precision"][1]]
     shared += [] if experiment.several("global batch") else [f"batch {facets['global batch'][1]}"]
     shared += [usual[1] + (" where a row names no other" if experiment.several("card") else "")]
@@ -149,7 +149,7 @@ def build_experiment(rows, target):
         row.weak_series = row.series.replace(f"batch {run.batch}", f"batch {run.batch / run.ranks:g} per rank")
         nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
         row.label = ", ".join([f"{run.strategy} × {run.ranks}{nodes}", *extra])
-    # As many ranks on one node and on several are two lines of a figure.
+    # The same number of ranks on one node and on several makes two lines of a figure.
     places = Counter((series, ranks) for series, ranks, _ in {(r.series, r.lead.ranks, r.lead.nodes) for r in rows})
     crossing = {series for (series, _), count in places.items() if count > 1}
     for row in rows:
@@ -177,7 +177,7 @@ def build_experiment(rows, target):
 
 
 def row_notes(row, most):
-    """What a reader must know of a row beside its figures, a sentence each."""
+    """Sentences that a reader needs to judge the measures of a row."""
     found = []
     for run in row.runs:
         if run.status != "finished":
@@ -221,5 +221,5 @@ def row_notes(row, most):
 
 
 def name_cards(machines):
-    """Machines by the beginnings of their cards' UUIDs, for a message."""
+    """Machines, named by the first digits of their cards' UUIDs."""
     return " | ".join(sorted(", ".join(sorted(card[:8] for card in cards)) for cards in machines))

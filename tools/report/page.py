@@ -1,4 +1,4 @@
-"""A report's pages: for the terminal, as Markdown and as HTML; and the files that it writes."""
+"""Print a report on the terminal and write it as HTML, Markdown, CSV and figures."""
 
 import functools
 import html
@@ -66,15 +66,15 @@ def as_text(block):
 
 
 def plain(text):
-    """Text as Markdown that makes no HTML, no link or image, and no other cell."""
+    """Text as Markdown that makes no HTML, no image, no further cell and no link but to an e-mail address."""
     text = re.sub(r"[\\|`\[\]]", r"\\\g<0>", html.escape(text, quote=False))
-    return re.sub(r"(?i):(?=//)|(?<=www)\.", r"\\\g<0>", text)  # GitHub links bare addresses
+    return re.sub(r"(?i):(?=//)|(?<=www)\.", r"\\\g<0>", text)  # GitHub makes links of bare addresses
 
 
 def as_markdown(block):
     if isinstance(block, Table):
         frame = block.frame().map(plain).rename(columns=plain)
-        # Texts stay as they are: "88.00" is no number to round, and no padding follows the longest remark.
+        # Numbers are formatted already ("88.00"), and padding to the longest remark would fill the file.
         table = frame.to_markdown(index=False, disable_numparse=True, stralign=None)
         return f"### {block.title}\n\n{table}"
     if isinstance(block, list):
@@ -85,7 +85,7 @@ def as_markdown(block):
 
 
 def html_cell(kind, text):
-    """Text as the inside of a cell. pandas gives cells no class, so each holds a block of this class."""
+    """Text as HTML for a cell. pandas gives cells no class, so each holds a block of this class."""
     text = html.escape(text)
     if kind == "number":  # the spread under the median
         text = re.sub(r" \((.*)\)$", r"<br><small>\1</small>", text)
@@ -152,7 +152,7 @@ ul {{ padding-left: 1.2rem }}
 
 
 def load(paths):
-    """(runs, lines about records that are left out): damaged ones, and copies of a run that is there already."""
+    """(runs, lines about records that are left out). Damaged records and copies of other records are left out."""
     runs, left_out, seen = [], [], {}
     for file in find_records(paths):
         try:
@@ -169,7 +169,7 @@ def load(paths):
 
 
 def draw(experiment, folder, prefix):
-    """Write the figures of an experiment that it has anything for; returns its Pictures."""
+    """Write the figures that an experiment has data for; returns its Pictures."""
     made, panels = [], figures.speedup_panels(experiment)
     shown = [WHAT["strong"]] * any(name != "weak" for name in panels) + [WHAT["weak"]] * ("weak" in panels)
     for name, caption in CAPTIONS.items():
@@ -182,7 +182,7 @@ def draw(experiment, folder, prefix):
 
 
 def remove_figures(folder):
-    """Remove the figures of an earlier report, which may have had others: nobody shall hand in one of those."""
+    """Remove the figures of an earlier report, so that none of them is handed in by mistake."""
     try:
         for path in folder.iterdir() if folder.is_dir() else []:
             if re.fullmatch(rf"(\d+-)?({'|'.join(CAPTIONS)})\.(png|svg)", path.name):

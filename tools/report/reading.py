@@ -1,6 +1,6 @@
 """Run records, read with checks: what a report needs of each run.
 
-Knows nothing of torch: a report can be made where only pandas and matplotlib are installed.
+Knows nothing of torch: a report can be made where only pandas, matplotlib and tabulate are installed.
 """
 
 import functools
@@ -26,7 +26,7 @@ SCORES = ("exact", "f1", "HasAns_f1", "NoAns_f1")  # the measures that do not de
 
 
 def find_records(paths):
-    """The record files that `paths` stand for, each once: run folders, records, folders of either, in order."""
+    """The record files in `paths`, each once and in order. A path is a run folder, a record or a folder of them."""
     found = {}
     for path in map(Path, paths):
         if not os.path.exists(path):  # Path's own test fails on a name too long
@@ -37,7 +37,7 @@ def find_records(paths):
 
 
 def walk(path, seen):
-    """`path` itself or, if it is a folder, its run.json or else the JSON files in it and in its folders."""
+    """`path` if it is a file. Of a folder, its run.json, else the JSON files in it and below it."""
     if not path.is_dir():
         return [path]
     if os.path.realpath(path) in seen:  # a link back
@@ -53,7 +53,7 @@ def walk(path, seen):
 
 
 def is_number(value):
-    """A finite number from 0 of a size that arithmetic and figures can take."""
+    """Whether it is a finite number from 0, small enough for arithmetic and figures."""
     return type(value) in (int, float) and 0 <= value < 1e30
 
 
@@ -140,7 +140,10 @@ class Run:
 
 
 def read_run(path):
-    """One record as a Run; UserError with one line for what is none, or damaged, or tells of no training."""
+    """One record as a Run.
+
+    UserError, one line, for a file that is no record, is damaged or has no training.
+    """
     path = Path(path)
     try:
         if not path.is_file():
@@ -204,7 +207,7 @@ def build_run(record, path):
 
 
 def read_arguments(get):
-    """The arguments of a record that are on, {name: value}, under the names of today."""
+    """{name: value} of the arguments of a record that are set, under their current names."""
     given = {clean(name): value for name, value in get("arguments", "an object").items() if value is not False}
     given.setdefault("reduce", "fp32")  # baseline.py has no such option: it reduces nothing
     if isinstance(given["reduce"], str):
@@ -232,7 +235,7 @@ def read_facets(get, given, path):
 
 
 def read_measures(get, epochs, attempts, begun_as, path):
-    """A run's figures. Of one that was begun as another, the scores alone count."""
+    """A run's measures. If it began under another strategy or number of ranks, it has only its scores."""
     memory = get("peak_memory_bytes", "a number or a list of numbers", None)
     total = get("seconds.total", "a number", None)
     if len(attempts) > 1:  # the total is that of the last process
@@ -250,7 +253,7 @@ def read_measures(get, epochs, attempts, begun_as, path):
 
 
 def read_place(get, path):
-    """Where and with what code a run ran: the fields of Run from `cluster` to `shared`, `code` and `torch`."""
+    """The machine and the code of a run: the fields of Run from `cluster` to `shared`, `code` and `torch`."""
     places, hosts = get("ranks", "a list of objects", []), get("hosts", "a list of texts", [])
     commit = get("git_commit", "text", None)
     changed = " with uncommitted changes" if get("git_dirty", "true or false", False) else ""
@@ -270,7 +273,7 @@ def read_place(get, path):
 
 
 def attempt_way(attempt, path, own):
-    """(strategy, ranks) of an attempt; own: those of its record, for attempts of before they said so."""
+    """(strategy, ranks) of an attempt. own: those of its record, for old records whose attempts have none."""
     strategy = take(attempt, path, "strategy", "text", None)
     if strategy is None:
         return own
@@ -286,7 +289,7 @@ def model_facet(get):
 
 
 def data_facet(get, arguments):
-    """(identity, shown) of the questions trained and evaluated on, and of the windows made of them."""
+    """(identity, shown) of the data: the questions of each set, and how they were cut into windows."""
     sets = {name: part for name, part in get("data", "an object").items() if isinstance(part, dict)}
     sets.pop("seen", None)  # part of what was trained on
     parts = {name: [part.get(key) for key in ("sha256", "cuts", "questions", "windows")] for name, part in sets.items()}
@@ -296,7 +299,7 @@ def data_facet(get, arguments):
 
 
 def build_epoch(record, path):
-    """An epoch's figures, checked; what a record does not have is None."""
+    """An epoch's measures, checked. A measure that the record lacks is None."""
     get = functools.partial(take, record, path)
     figures = ("train_loss", "train_seconds", "f1", "exact")
     more = ("dev_loss", "evaluation_seconds", "checkpoint_seconds", "windows_per_second", "share_of_peak")
@@ -324,7 +327,7 @@ def median(values):
 
 
 def epoch_seconds(epoch):
-    """Training, evaluation and saving; what was not timed by itself was part of another."""
+    """Seconds of training, evaluation and saving. A part without a time of its own was in another part."""
     return epoch["train_seconds"] + (epoch["evaluation_seconds"] or 0) + (epoch["checkpoint_seconds"] or 0)
 
 

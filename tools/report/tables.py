@@ -19,7 +19,7 @@ class Table:
     rows: list  # of lists of texts
 
     def frame(self):
-        """The texts as they are, whatever they look like."""
+        """The cells as a frame of texts; none is read as a number."""
         return pd.DataFrame(self.rows, columns=self.columns, dtype=object)
 
 
@@ -38,7 +38,7 @@ def per_cent(value):
 
 
 def spread(stat, form):
-    """Median and, in brackets, least and most, where they differ."""
+    """The median; the minimum and the maximum follow in brackets where they differ."""
     if stat is None:
         return "–"
     middle, low, high = form(stat.median), form(stat.low), form(stat.high)
@@ -76,14 +76,14 @@ def throughput_table(experiment):
 
 
 def measured(title, experiment, columns):
-    """A table of measures, {heading: (measure, format)}; a column that nobody has is left out."""
+    """A table of measures, {heading: (measure, format)}, without the columns that no row has."""
     columns = {head: one for head, one in columns.items() if any(row.stats[one[0]] for row in experiment.rows)}
     rows = [[row.label, *(spread(row.stats[name], form) for name, form in columns.values())] for row in experiment.rows]
     return Table(title, ["", *columns], rows)
 
 
 def strong_table(experiment):
-    """A line for each thing that a speed-up can be of, or one with the reason why there is none."""
+    """One line for each scope of a speed-up, or one line that says why there is none."""
     columns = ["", experiment.unit, "baseline", "of", "seconds"]
     columns += ["speed-up", "efficiency, %", "serial fraction", "remark"]
     table = Table("Speed-up at the same global batch (strong scaling)", columns, [])
@@ -134,7 +134,7 @@ def run_table(experiment):
 
 
 def tables(experiment):
-    """The tables of an experiment without those, and without the remarks, in which nothing stands."""
+    """The tables of an experiment. Empty tables and empty columns of remarks are left out."""
     made = [make(experiment) for make in (result_table, throughput_table, strong_table, weak_table)]
     made = [table for table in made if table.rows and len(table.columns) > 1]
     for table in made:
@@ -144,7 +144,7 @@ def tables(experiment):
 
 
 def notes(experiment):
-    """Sentences with the rows that they are about; one for all of a kind that has more than two."""
+    """Notes, each with its rows. More than two of one kind are merged into one."""
     kinds = {}
     for row in experiment.rows:
         for note in row.notes:
@@ -159,14 +159,14 @@ def notes(experiment):
 
 
 def name_rows(labels, count):
-    """Rows for a note; most of many are only counted."""
+    """Rows for a note: up to three labels, else their number."""
     if 1 < len(labels) == count:
         return "all rows"
     return "; ".join(labels) if len(labels) <= 3 else f"{len(labels)} of {count} rows ({labels[0]}, …)"
 
 
 def rows_frame(experiments):
-    """One line a row with everything in full: settings, measures with spread and count, comparisons, notes."""
+    """One line for each row: settings, measures with spread and count, comparisons, notes, all in full."""
     lines = []
     for experiment in experiments:
         for row in experiment.rows:
