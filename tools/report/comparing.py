@@ -11,7 +11,7 @@ SCOPES = ("training", "epoch", "run")  # what a speed-up can be of: the measures
 
 @dataclass
 class Comparison:
-    """A row against a baseline. differences: sentences; any of them forbids a speed-up unless --allow-unlike is given."""
+    """A row against a baseline. differences: sentences, of which any forbids a speed-up without --allow-unlike."""
 
     base: Row
     differences: list
