@@ -65,7 +65,7 @@ class Epochs(transformers.TrainerCallback):
 
 
 def main():
-    parser = build_parser(__doc__.split("\n")[0])
+    parser = build_parser(__doc__)
     parser.prog = "python -m benchmarks.quality"
     parser.set_defaults(**RECIPE)
     args = resolve(parser)

@@ -7,15 +7,12 @@ The scores are those of common.scoring.metrics; here is the command, which reads
 
 import json
 import math
-import re
 from collections import Counter
 
 from common.data.files import parse_json, read_bytes
-from common.data.squad import read_squad
+from common.data.squad import SURROGATES, read_squad
 from common.errors import Parser, UserError, run, tell
 from common.scoring.metrics import RULES, evaluate, missing_ids, shown
-
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_predictions(path):
@@ -26,7 +23,7 @@ def read_predictions(path):
             raise UserError(
                 f'{path}: the prediction of question {shown(question)} is {_kind(text)}: write a text, "" for no answer'
             )
-        if LONE_SURROGATE.search(text):
+        if SURROGATES.search(text):
             raise UserError(
                 f"{path}: the prediction of question {shown(question)} has a lone surrogate, half of a character "
                 f"({ascii(text)[:60]}): write the file anew"
@@ -58,7 +55,7 @@ def _read_object(path, what):
     for question, times in counts.items():
         if times > 1:
             raise UserError(f"{path}: id {shown(question)} is there twice: keep one")
-        if LONE_SURROGATE.search(question):
+        if SURROGATES.search(question):
             raise UserError(f"{path}: id {shown(question)} has a lone surrogate: write the file anew")
     return values
 

@@ -7,7 +7,6 @@ Any other model of the Hugging Face Hub is named owner/name. A file gets its nam
 After an error run the same command again: whole files stay. HTTP_PROXY, HTTPS_PROXY and NO_PROXY are honoured.
 """
 
-import hashlib
 import http.client
 import math
 import os
@@ -22,6 +21,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from common import ROOT
+from common.data.files import digest
 from common.errors import Parser, UserError, run
 
 SQUAD_URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
@@ -103,14 +103,11 @@ def fault(path, file):
     """What is wrong with the file at `path`, in words; "" if nothing is known to be."""
     if not path.is_file():
         return "it is not a file"
-    size, digest = path.stat().st_size, hashlib.sha256()
+    size = path.stat().st_size
     if file.size not in (None, size):
         return f"it has {size:,} bytes where the published file has {file.size:,}"
-    with open(path, "rb") as data:
-        while file.sha256 and (chunk := data.read(1 << 20)):
-            digest.update(chunk)
-    wrong = file.sha256 not in (None, digest.hexdigest())
-    return f"its sha256 is {digest.hexdigest()} where the published file has {file.sha256}" if wrong else ""
+    found = digest(path) if file.sha256 else None
+    return "" if found == file.sha256 else f"its sha256 is {found} where the published file has {file.sha256}"
 
 
 def from_web(url, timeout, name, folder):

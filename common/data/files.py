@@ -1,6 +1,7 @@
 """Data files: finding them, reading them, unpacking gzip, and what is taken where no file is named."""
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -33,6 +34,15 @@ def read_bytes(path):
         return unpack(path, Path(path).read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the path and its permissions") from None
+
+
+def digest(path):
+    """sha256 of a file, as hexadecimal text."""
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            found.update(block)
+    return found.hexdigest()
 
 
 def unpack(path, raw):

@@ -1,7 +1,6 @@
 """Finding a model on this machine: folders, the Hugging Face cache, the small default; its config and its weights."""
 
 import functools
-import hashlib
 import importlib.util
 import json
 import math
@@ -12,6 +11,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from common import ROOT
+from common.data.files import digest
 from common.errors import UserError, shorten
 
 POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # these count from pad_token_id + 1
@@ -73,20 +73,13 @@ def minilm_folder():
             "small one, `python -m tools.fetch bert-base-uncased` the real one"
         )
     folder = Path(spec.origin).parent / "model"
-    digest = file_sha256(folder / "model.safetensors")
-    if digest != MINILM_SHA256:
-        raise UserError(f"{folder}/model.safetensors: sha256 is {digest}, expected {MINILM_SHA256}; install it again")
+    found = file_sha256(folder / "model.safetensors")
+    if found != MINILM_SHA256:
+        raise UserError(f"{folder}/model.safetensors: sha256 is {found}, expected {MINILM_SHA256}; install it again")
     return str(folder)
 
 
-@functools.cache  # the default model's weights are checked at load and named in the record
-def file_sha256(path):
-    """sha256 of a file, as hexadecimal text."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+file_sha256 = functools.cache(digest)  # the default model's weights are checked at load and named in the record
 
 
 def weights_file(name):

@@ -22,8 +22,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from common.data.files import digest
 from common.errors import Preempted, UserError
-from common.model.finding import file_sha256
 from common.run.state import training_state
 
 KEEP = 2  # the newest checkpoints of a run
@@ -129,10 +129,6 @@ def sync(path):
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def digest(path):
-    return file_sha256.__wrapped__(path)  # not the cached one: the file may have changed
 
 
 def check(path):

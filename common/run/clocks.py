@@ -3,18 +3,17 @@
 import math
 import os
 import time
-from pathlib import Path
 
 from common.run.devices import synchronize
+from common.run.lock import process_begun
 
 
 def process_seconds():
-    """Seconds since this process was started, imports included."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):  # not Linux
+    """Seconds since this process was started, imports included; None where that is not known."""
+    ticks = process_begun(os.getpid())
+    if ticks is None:  # not Linux
         return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Clocks:
@@ -25,20 +24,21 @@ class Clocks:
 
     WARMUP = 10
 
-    def __init__(self, device, saved, seconds):
-        """saved: the state of the checkpoint that the run resumes from, or {}.
+    def __init__(self, device, partial, seconds):
+        """partial: the state of a checkpoint made in the first epoch of this start, or {}.
 
         seconds: the record's; from the start of the process to the first step, and those of warm-up, are put into it.
         """
-        self.device, self.saved, self.record = device, saved, seconds
+        self.device, self.record = device, seconds
         self.record["warmup"] = None
         self.steps, self.earlier = 0, 0.0  # of this start; seconds of training in its epochs before this one
-        self.begin_epoch(saved.get("epoch", 1))
+        self.begin_epoch(partial)
         self.trained = self.before  # nothing is trained before the first epoch begins
 
-    def begin_epoch(self, epoch):
+    def begin_epoch(self, partial):
+        """partial: the state of a checkpoint made in this epoch, or {}."""
         synchronize(self.device)
-        self.before = self.saved.get("train_seconds", 0.0) if self.saved.get("epoch") == epoch else 0.0
+        self.before = partial.get("train_seconds", 0.0)
         self.saving, self.trained = 0.0, None
         self.started = self.steady = time.perf_counter()
         self.num_windows = self.num_tokens = 0  # since `steady`

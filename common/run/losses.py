@@ -14,11 +14,11 @@ class Losses:
     loss_sum: of each window's loss in this epoch, over all starts. windows_seen: how many they are.
     """
 
-    def __init__(self, agreement, curves, total_steps, tolerant):
-        """tolerant: a norm may be infinite, since the gradient scaler of fp16 skips such steps."""
+    def __init__(self, agreement, curves, partial, total_steps, tolerant):
+        """partial: as for begin_epoch. tolerant: a norm may be infinite, as fp16's gradient scaler skips such steps."""
         self.agreement, self.curves = agreement, curves
         self.total_steps, self.tolerant = total_steps, tolerant
-        self.begin_epoch({})
+        self.begin_epoch(partial)
 
     def begin_epoch(self, partial):
         """partial: the state of a checkpoint made in this epoch, or {}."""

@@ -70,9 +70,9 @@ class Run:
         skip = (4 if args.cuda_graphs else 1) * Clocks.WARMUP  # graphs are made within the first steps
         self.profiler = Profiler(args.profile and first, world.device, folder.path, skip, log=world.log)
         self.curves = Curves(folder.path / "tensorboard" if first else None, self.saved)
-        self.losses = Losses(self.agreement, self.curves, self.data.total_steps, tolerant=args.precision == "fp16")
+        tolerant = args.precision == "fp16"
+        self.losses = Losses(self.agreement, self.curves, self.saved, self.data.total_steps, tolerant)
         self.epoch = self.saved.get("epoch", 1)
-        self.losses.begin_epoch(self.saved)
 
     def __exit__(self, *error):
         return self.parts.__exit__(*error)
@@ -88,8 +88,9 @@ class Run:
             self.progress = Progress(self.data.count_tokens(plan), f"epoch {epoch}", show=self.world.rank == 0)
             self.sampler.begin()
             self.epoch = epoch
-            self.losses.begin_epoch(self.saved if self.saved.get("epoch") == epoch else {})
-            self.clocks.begin_epoch(epoch)
+            partial = self.saved if self.saved.get("epoch") == epoch else {}
+            self.losses.begin_epoch(partial)
+            self.clocks.begin_epoch(partial)
             self.agreement.look_soon()
             yield epoch
             if self.selection.stop:
