@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import re
 import sys
@@ -35,7 +36,7 @@ from common.run.record import write_json
 from common.run.seeds import quiet_warnings
 from common.run.settings import choose_kernels, read_settings
 from common.run.world import World
-from common.scoring.answers import decide
+from common.scoring.answers import decide, probabilities
 from common.scoring.evaluation import find_answers, predict
 from common.scoring.selection import finished_threshold
 
@@ -126,7 +127,7 @@ def text_questions(text, questions, name="the text"):
 
 
 def find(reader, data, n_best=SEARCHED):
-    """(what pool found, the null threshold) for all questions of `data` (SquadData), as an evaluation does."""
+    """(Answers, the null threshold) for all questions of `data` (SquadData), as an evaluation finds them."""
     threshold = finished_threshold(reader.settings, data.version)
     features = build(data, reader.tokenizer, reader.max_length, reader.overlap)
     cut = [detail for _, fault, detail in features.meta["faults"] if fault == "long question"]
@@ -139,15 +140,7 @@ def find(reader, data, n_best=SEARCHED):
     limits = dataclasses.replace(reader, n_best=n_best)
     outputs = predict(reader.model, features, limits, reader.world, progress)
     progress.close()
-    found = find_answers(outputs, features, data.frame, threshold is not None, n_best)
-    if n_best > SEARCHED:  # probabilities among as many as ever
-        outputs = {name: array[:, :SEARCHED] for name, array in outputs.items() if array.ndim == 2}
-        fewer = find_answers(outputs, features, data.frame, threshold is not None, SEARCHED)
-        for key, result in found.items():
-            scale = fewer[key]["nbest"][0]["probability"] / result["nbest"][0]["probability"]
-            for entry in result["nbest"]:
-                entry["probability"] *= scale
-    return found, threshold
+    return find_answers(outputs, features, data.frame), threshold
 
 
 @functools.lru_cache(maxsize=1)
@@ -156,13 +149,13 @@ def line_ends(text):
     return [match.start() for match in re.finditer("\n", text)]
 
 
-def describe(entry, places, context):
-    """An entry of an n-best list with the place of its text: a dict, see `ask`."""
-    start, end = places.get(entry["text"], (None, None))
+def describe(entry, probability, context):
+    """An entry of an n-best list with the line of its text: a dict, see `ask`."""
+    text, start_logit, end_logit, start, end = entry
     return {
-        "answer": entry["text"],
-        "score": entry["start_logit"] + entry["end_logit"],
-        "probability": entry["probability"],
+        "answer": text,
+        "score": start_logit + end_logit,
+        "probability": probability,
         "start": start,
         "end": end,
         "line": None if start is None else 1 + bisect.bisect_left(line_ends(context), start),
@@ -173,14 +166,19 @@ def ask_all(reader, data, n_best=3):
     """The answers to all questions of `data` (SquadData), in order: a list of dicts, see `ask`."""
     if not len(data.frame):
         return []
-    found, threshold = find(reader, data, n_best)
-    results = []
-    for (key, text), row in zip(decide(found, threshold).items(), data.frame.itertuples(), strict=True):
-        nbest, places = found[key]["nbest"], found[key]["places"]
-        best = describe(next(entry for entry in nbest if entry["text"] == text), places, row.context)
-        others = [describe(entry, places, row.context) for entry in nbest[:n_best]]
-        odds = {"null_odds": found[key]["null_odds"], "threshold": threshold}
-        results.append({"id": key, "question": row.question, **best, **odds, "n_best": others})
+    answers, threshold = find(reader, data, n_best)
+    abstains = threshold is not None
+    lists = answers.n_best(max(n_best, SEARCHED), abstains)
+    usual = answers.of_each_window(SEARCHED).n_best(SEARCHED, abstains)  # as in nbest.json
+    predictions, results = decide(answers.best, threshold), []
+    for (key, entries), (_, twenty), row in zip(lists, usual, data.frame.itertuples(), strict=True):
+        top = entries[0][1] + entries[0][2]
+        share = probabilities(twenty)[0]
+        shares = [share * math.exp(entry[1] + entry[2] - top) for entry in entries]
+        described = [describe(*pair, row.context) for pair in zip(entries, shares, strict=True)]
+        best = next(one for one in described if one["answer"] == predictions[key])
+        odds = {"null_odds": answers.best[key][1], "threshold": threshold}
+        results.append({"id": key, "question": row.question, **best, **odds, "n_best": described[:n_best]})
     return results
 
 
@@ -315,8 +313,8 @@ def main(argv=None):
 
     clock = time.perf_counter()
     if args.predictions:
-        found, threshold = find(reader, data)
-        write_json(args.predictions, decide(found, threshold))
+        answers, threshold = find(reader, data)
+        write_json(args.predictions, decide(answers.best, threshold))
     elif is_squad or args.question:
         answer(data)
     else:

@@ -1,6 +1,8 @@
 """The result files of a run, and the run that only evaluates."""
 
+import functools
 import time
+from json.encoder import encode_basestring as quote
 from pathlib import Path
 
 from common.errors import UserError
@@ -8,18 +10,34 @@ from common.run.devices import peak_memory
 from common.run.environment import describe
 from common.run.interrupts import watchdog
 from common.run.progress import Progress
-from common.run.record import RunFolder, default_name, read_record, write_json
+from common.run.record import RunFolder, default_name, read_record, write_json, write_text
+from common.scoring.answers import probabilities
 from common.scoring.evaluation import evaluate
 from common.scoring.selection import finished_threshold
 
 
-def write_results(folder, result):
+ENTRY = '{"text": %s, "probability": %.9g, "start_logit": %s, "end_logit": %s}'  # 9 digits hold any fp32 number
+
+
+def write_results(folder, result, n_best):
     """predictions.json and nbest.json in the official formats, and null_odds.json where the model can abstain."""
-    folder = Path(folder)
+    folder, abstains = Path(folder), result.figures["threshold"] is not None
     write_json(folder / "predictions.json", result.predictions)
-    write_json(folder / "nbest.json", {key: answer["nbest"] for key, answer in result.found.items()})
-    if result.figures["threshold"] is not None:
-        write_json(folder / "null_odds.json", {key: answer["null_odds"] for key, answer in result.found.items()})
+    write_text(folder / "nbest.json", n_best_lines(result.answers.n_best(n_best, abstains)))
+    if abstains:
+        write_json(folder / "null_odds.json", {key: odds for key, (_, odds) in result.answers.best.items()})
+
+
+def n_best_lines(lists):
+    """The lines of nbest.json, a question each. json.dumps would take twice as long: it finds the shortest digits."""
+    digits = functools.cache("{:.9g}".format)  # the spans of a question share their logits
+    before = "{"
+    for key, entries in lists:
+        shares = zip(entries, probabilities(entries), strict=True)
+        texts = [ENTRY % (quote(text), share, digits(start), digits(end)) for (text, start, end, *_), share in shares]
+        yield f"{before}{quote(key)}: [{', '.join(texts)}]"
+        before = ",\n"
+    yield "}\n"
 
 
 def evaluate_only(args, world, data, model):
@@ -42,7 +60,7 @@ def evaluate_only(args, world, data, model):
         result = evaluate(model, features, data.sets["dev"].data, args, world, threshold, after_pass)
         progress.close()
         if world.rank == 0:
-            write_results(folder.path, result)
+            write_results(folder.path, result, args.n_best)
         seconds["evaluation"] = time.perf_counter() - begin
         folder.update({"evaluation": result.figures, "peak_memory_bytes": world.gather(peak_memory(world.device))})
         world.log(f"dev {result}")

@@ -4,6 +4,8 @@ Nothing here knows files, models or ranks.
 """
 
 import math
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,8 +19,8 @@ def best_spans(start_logits, end_logits, context_start, context_end, max_answer_
 
     start_logits, end_logits: float32 [B, L]. context_start, context_end: int64 [B], the window's context tokens.
     A span is valid if it lies in the context and has 1 to max_answer_tokens tokens.
-    Returns scores [B, n_best] (start plus end logit, highest first, -inf where there are fewer spans), start and end
-    positions, int64 [B, n_best], 0 where there are fewer.
+    Returns start and end positions, int64 [B, n_best], the highest sum of both logits first, and bool [B, n_best]:
+    False, at position 0, where there are fewer spans.
     """
     length = start_logits.shape[1]
     width = min(max_answer_tokens, length)
@@ -30,76 +32,106 @@ def best_spans(start_logits, end_logits, context_start, context_end, max_answer_
     scores = (start_logits[:, :, None] + ends).flatten(1)
     best, index = scores.topk(min(n_best, scores.shape[1]), dim=1)
     missing = (0, n_best - best.shape[1])
-    best, index = F.pad(best, missing, value=-math.inf), F.pad(index, missing)
-    index = index.masked_fill(~best.isfinite(), 0)  # of a span that does not exist, the end would lie outside
+    exists, index = F.pad(best.isfinite(), missing), F.pad(index, missing)
+    index = index.masked_fill(~exists, 0)  # of a span that does not exist, the end would lie outside
     start = index // width
-    return best, start, start + index % width
+    return start, start + index % width, exists
 
 
-def pool(ids, contexts, question, null, spans, can_abstain, n_best):
-    """The answers of all questions from the best spans of all their windows.
+@dataclass
+class Answers:
+    """The best spans of all windows of a question set, and the answers that they give.
 
-    ids, contexts: lists [Q]. question: int [W], the question of each window. null: float [W, 2], start and end logit
-    of each window's [CLS]. spans: dict of arrays [W, K]: score, start_logit, end_logit, first and past (characters).
-    can_abstain: whether n-best lists hold the null answer (SQuAD v2.0).
-    Returns {id: {"text": best non-null text, "null_odds": null score minus best score, "nbest": [...], "places":
-    {text: (first, past)}}}, where the null score is the smallest [CLS] sum of a question's windows, nbest is as the
-    official baselines write it and places says where its texts stand in the context.
+    ids, contexts: lists [Q]. question: int [W], the question of each window; each question has a window. null: float32
+    [W, 2], start and end logit of each window's [CLS]. start_logit, end_logit: float32 [W, K], the highest sum first,
+    -inf where a window has fewer spans. first, past: int [W, K], characters of the context.
     """
-    width = spans["score"].shape[1]
-    owner = np.repeat(question, width)
-    score = spans["score"].ravel()
-    order = np.lexsort((-score, owner))
-    order = order[np.isfinite(score[order])]
-    bounds = np.searchsorted(owner[order], np.arange(len(ids) + 1))
-    first, past = spans["first"].ravel().tolist(), spans["past"].ravel().tolist()
-    logits = np.stack([spans["start_logit"].ravel(), spans["end_logit"].ravel()], axis=1)
-    windows = np.argsort(question, kind="stable")
-    window_bounds = np.searchsorted(question[windows], np.arange(len(ids) + 1))
 
-    answers = {}
-    for row, (question_id, context) in enumerate(zip(ids, contexts, strict=True)):
-        found, places = {}, {}
-        for index in order[bounds[row] : bounds[row + 1]]:
-            text = context[first[index] : past[index]]
-            if text and text not in found:  # a token that stands for blanks alone has no text
-                found[text], places[text] = logits[index], (first[index], past[index])
-                if len(found) == n_best:
-                    break
-        own = null[windows[window_bounds[row] : window_bounds[row + 1]]]
-        lowest = own[own.sum(1).argmin()]
-        best = next(iter(found), "")
-        odds = float(lowest.sum()) - float(found[best].sum()) if found else NO_SPAN_ODDS
-        if can_abstain or not found:
-            found[""] = lowest
-        answers[question_id] = {
-            "text": best,
-            "null_odds": odds,
-            "nbest": n_best_list(found),
-            "places": places,
-        }
-    return answers
+    ids: list
+    contexts: list
+    question: np.ndarray
+    null: np.ndarray
+    start_logit: np.ndarray
+    end_logit: np.ndarray
+    first: np.ndarray
+    past: np.ndarray
+
+    def of_each_window(self, count):
+        """The same of the `count` best spans of each window."""
+        names = ("start_logit", "end_logit", "first", "past")
+        return replace(self, **{name: getattr(self, name)[:, :count] for name in names})
+
+    @cached_property
+    def scores(self):
+        """Start plus end logit of each span, float32 [W, K]; -inf for a span without text: a token may be a blank."""
+        return np.where(self.past > self.first, self.start_logit + self.end_logit, -np.inf)
+
+    def lowest(self, values):
+        """The window with the lowest of `values` [W], the first of several, for each question: int [Q]."""
+        order = np.lexsort((values, self.question))
+        return order[np.searchsorted(self.question[order], np.arange(len(self.ids)))]
+
+    @cached_property
+    def null_logits(self):
+        """Start and end logit of no answer for each question, float32 [Q, 2]: the lowest sum of its windows."""
+        return self.null[self.lowest(self.null.sum(1))]
+
+    @cached_property
+    def best(self):
+        """{id: (text of the best span, null odds)}: null odds are the null score minus that span's.
+
+        The text is "" where there is no span.
+        """
+        column = self.scores.argmax(1)  # of equal scores the first
+        score = self.scores[np.arange(len(column)), column]
+        window = self.lowest(-score)
+        span = window, column[window]
+        exists = np.isfinite(score[window])
+        odds = self.null_logits.sum(1).astype(float) - score[window]
+        odds = np.where(exists, odds, NO_SPAN_ODDS).tolist()
+        first, past = np.where(exists, self.first[span], 0).tolist(), np.where(exists, self.past[span], 0).tolist()
+        texts = map(str.__getitem__, self.contexts, map(slice, first, past))
+        return dict(zip(self.ids, zip(texts, odds, strict=True), strict=True))
+
+    def n_best(self, count, can_abstain):
+        """Yields (id, n-best list) of each question, in order: at most `count` texts, each once, the best first.
+
+        can_abstain: whether the list holds the null answer (SQuAD v2.0) too. An entry is (text, start logit, end logit,
+        first character, one past the last), the last two None for the null answer.
+        """
+        owner, scores = np.repeat(self.question, self.scores.shape[1]), self.scores.ravel()
+        order = np.lexsort((-scores, owner))
+        order = order[np.isfinite(scores[order])]
+        bounds = np.searchsorted(owner[order], np.arange(len(self.ids) + 1)).tolist()
+        arrays = (self.start_logit, self.end_logit, self.first, self.past)
+        starts, ends, first, past = (array.ravel()[order].tolist() for array in arrays)
+        for row, null in enumerate(self.null_logits.tolist()):
+            context, found = self.contexts[row], {}
+            for i in range(bounds[row], bounds[row + 1]):
+                text = context[first[i] : past[i]]
+                if text not in found:
+                    found[text] = i
+                    if len(found) == count:
+                        break
+            entries = [(text, starts[i], ends[i], first[i], past[i]) for text, i in found.items()]
+            if can_abstain or not found:
+                entries.append(("", *null, None, None))
+            yield self.ids[row], sorted(entries, key=lambda entry: -(entry[1] + entry[2]))
 
 
-def n_best_list(found):
-    """{text: (start logit, end logit)} as the official n-best list: highest first, with probabilities."""
-    scores = np.array([float(pair[0]) + float(pair[1]) for pair in found.values()])
-    odds = np.exp(scores - scores.max())
-    entries = [
-        {
-            "text": text,
-            "probability": float(probability),
-            "start_logit": float(pair[0]),
-            "end_logit": float(pair[1]),
-        }
-        for (text, pair), probability in zip(found.items(), odds / odds.sum(), strict=True)
-    ]
-    return [entries[i] for i in np.argsort(-scores, kind="stable")]  # small probabilities may all round to 0
+def probabilities(entries):
+    """The softmax of the scores of an n-best list."""
+    top = entries[0][1] + entries[0][2]
+    odds = [math.exp(entry[1] + entry[2] - top) for entry in entries]
+    total = sum(odds)
+    return [one / total for one in odds]
 
 
-def decide(answers, threshold):
-    """{id: text} as predictions.json: no answer ("") where the null odds exceed `threshold`; None never abstains."""
-    return {
-        question_id: "" if threshold is not None and answer["null_odds"] > threshold else answer["text"]
-        for question_id, answer in answers.items()
-    }
+def decide(best, threshold):
+    """{id: text} as predictions.json, from {id: (text, null odds)}.
+
+    No answer ("") where the null odds exceed `threshold`; None never abstains.
+    """
+    if threshold is None:
+        return {key: text for key, (text, _) in best.items()}
+    return {key: "" if odds > threshold else text for key, (text, odds) in best.items()}

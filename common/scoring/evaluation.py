@@ -12,7 +12,9 @@ from common.data.packing import pack, prefetch
 from common.data.plan import evaluation_chunks
 from common.model.span import pad_logits, window_losses
 from common.scoring import metrics
-from common.scoring.answers import best_spans, decide, pool
+from common.scoring.answers import Answers, best_spans, decide
+
+LARGE = 1e9  # in place of an infinite logit
 
 
 @torch.no_grad()
@@ -22,7 +24,7 @@ def predict(model, features, limits, world, after_pass=None):
     limits: has eval_tokens (of a pass), max_answer_tokens and n_best (spans of a window), as the arguments do. Whole
     chunks are dealt to the ranks. Every rank makes the same number of passes, and calls after_pass(tokens of all ranks)
     after each. Returns arrays over all windows in order, the same on every rank: loss [W] (nan without a label),
-    null [W, 2], and the spans: score, start_logit, end_logit, start, end, each [W, n_best].
+    null [W, 2], and the spans: start_logit, end_logit (-inf where there are fewer), start, end, each [W, n_best].
     """
     model.eval()
     device, lengths = world.device, features.lengths  # once: the property computes them anew each time
@@ -60,38 +62,27 @@ def search_batch(model, batch, context_at, context_end, limits):
     begin = torch.where(real, context_at[window], 0)
     finish = torch.where(real, context_end[window], 0)
     longest, n_best = limits.max_answer_tokens, limits.n_best
-    score, start, end = best_spans(start_logits, end_logits, begin, finish, longest, n_best)
+    start, end, exists = best_spans(start_logits, end_logits, begin, finish, longest, n_best)
     return {
         "window": batch.window,
         "loss": torch.where(batch.weight > 0, loss, torch.nan),
         "null": torch.stack([start_logits[:, 0], end_logits[:, 0]], dim=1),
-        "score": score,
-        "start_logit": start_logits.gather(1, start),
-        "end_logit": end_logits.gather(1, end),
-        "start": start,
-        "end": end,
+        "start_logit": torch.where(exists, start_logits.gather(1, start), -torch.inf),
+        "end_logit": torch.where(exists, end_logits.gather(1, end), -torch.inf),
+        "start": start.int(),  # half of what the ranks would exchange
+        "end": end.int(),
     }
 
 
-def find_answers(outputs, features, frame, can_abstain, n_best):
-    """What `pool` returns, for the outputs of `predict` on the windows of `frame`."""
-    spans = {name: outputs[name] for name in ("score", "start_logit", "end_logit")}
-    exists = np.isfinite(outputs["score"])
+def find_answers(outputs, features, frame):
+    """The Answers in the outputs of `predict` to the questions of `frame`."""
+    exists = np.isfinite(outputs["start_logit"])
     window = np.broadcast_to(np.arange(len(exists))[:, None], exists.shape)[exists]
-    for name in ("first", "past"):
-        spans[name] = np.zeros(exists.shape, np.int64)
-    spans["first"][exists], spans["past"][exists] = features.characters(
-        window, outputs["start"][exists], outputs["end"][exists]
-    )
-    return pool(
-        list(frame["id"]),
-        list(frame["context"]),
-        np.array(features.question),
-        outputs["null"],
-        spans,
-        can_abstain,
-        n_best,
-    )
+    first, past = np.zeros((2, *exists.shape), np.int64)
+    first[exists], past[exists] = features.characters(window, outputs["start"][exists], outputs["end"][exists])
+    null = np.nan_to_num(outputs["null"], nan=0.0, posinf=LARGE, neginf=-LARGE)  # a broken model's: no JSON
+    spans = outputs["start_logit"], outputs["end_logit"], first, past
+    return Answers(list(frame["id"]), list(frame["context"]), np.array(features.question), null, *spans)
 
 
 def gold_texts(frame):
@@ -99,9 +90,9 @@ def gold_texts(frame):
     return {key: [text for text, _ in golds] for key, golds in zip(frame["id"], frame["answers"], strict=True)}
 
 
-def official(gold, predictions, version, odds=None):
+def official(gold, predictions, version, odds=None, scores=None):
     """The official figures under one set of names for both versions: exact and f1, and what 2.0 adds."""
-    figures = metrics.evaluate(gold, predictions, version, na_probs=odds)
+    figures = metrics.evaluate(gold, predictions, version, na_probs=odds, scores=scores)
     if "exact_match" in figures:
         figures["exact"] = figures.pop("exact_match")
     return figures
@@ -114,6 +105,16 @@ def empty_score(data):
     return figures["exact"], figures["f1"]
 
 
+def score_texts(gold, texts, version, world):
+    """{id: (exact, F1)} of {id: text}. Each rank scores its share; all ranks take part and get all scores."""
+    ids = list(gold)
+    mine = [metrics.score_answer(texts[key], gold[key], version) for key in ids[world.rank :: world.size]]
+    scores = np.zeros((len(ids), 2))
+    for rank, part in enumerate(world.gather(np.array(mine).reshape(-1, 2))):
+        scores[rank :: world.size] = part
+    return dict(zip(ids, scores.tolist(), strict=True))
+
+
 @dataclass
 class Evaluation:
     """What evaluating one question set gave.
@@ -121,13 +122,14 @@ class Evaluation:
     figures: exact, f1 (per cent), dev_loss, empty (predictions without text), questions, threshold; where some
     questions are unanswerable also the official HasAns_* and NoAns_* figures, and optimistic_f1 and
     optimistic_threshold: the best that a threshold tuned on these very questions could do.
-    predictions: {id: text}. found: see pool. gold: {id: texts}.
+    predictions: {id: text}. answers: all Answers. gold: {id: texts}. scores: {id: (exact, F1)} of the best texts.
     """
 
     figures: dict
     predictions: dict
-    found: dict
+    answers: Answers
     gold: dict
+    scores: dict
 
     def __str__(self):
         figures = self.figures
@@ -151,11 +153,13 @@ def evaluate(model, features, data, limits, world, threshold, after_pass=None):
     abstains.
     """
     outputs = predict(model, features, limits, world, after_pass)
-    frame, gold = data.frame, gold_texts(data.frame)
-    found = find_answers(outputs, features, frame, threshold is not None, limits.n_best)
-    predictions = decide(found, threshold)
+    answers, gold, rule = find_answers(outputs, features, data.frame), gold_texts(data.frame), data.version
+    texts, predictions = decide(answers.best, None), decide(answers.best, threshold)
+    scores = score_texts(gold, texts, rule, world)
+    abstained = [key for key in gold if predictions[key] != texts[key]]
+    decided = scores | {key: metrics.score_answer("", gold[key], rule) for key in abstained}
     loss = outputs["loss"][np.array(features.start) >= 0]
-    figures = official(gold, predictions, data.version)
+    figures = official(gold, predictions, rule, scores=decided)
     figures |= {
         "dev_loss": float(loss.mean()) if len(loss) else None,
         "empty": sum(not text for text in predictions.values()),
@@ -163,7 +167,7 @@ def evaluate(model, features, data, limits, world, threshold, after_pass=None):
         "threshold": threshold,
     }
     if threshold is not None and not all(gold.values()):
-        odds = {key: answer["null_odds"] for key, answer in found.items()}
-        tuned = official(gold, decide(found, None), data.version, odds)
+        odds = {key: odds for key, (_, odds) in answers.best.items()}
+        tuned = official(gold, texts, rule, odds, scores)
         figures |= {"optimistic_f1": tuned["best_f1"], "optimistic_threshold": tuned["best_f1_thresh"]}
-    return Evaluation(figures, predictions, found, gold)
+    return Evaluation(figures, predictions, answers, gold, scores)

@@ -3,7 +3,7 @@
 import math
 
 from common.errors import UserError
-from common.scoring.metrics import best_threshold, score_answer
+from common.scoring.metrics import best_threshold
 
 
 def first_threshold(features):
@@ -30,11 +30,9 @@ def finished_threshold(settings, version):
 
 def tune_threshold(held_out):
     """The threshold of the null odds with the best F1 on an Evaluation of held-out training questions."""
-    keys = list(held_out.gold)
-    found = held_out.found
-    scores = [score_answer(found[key]["text"], held_out.gold[key], "2.0")[1] for key in keys]
-    odds = [found[key]["null_odds"] for key in keys]
-    return best_threshold([bool(held_out.gold[key]) for key in keys], scores, odds)[1]
+    has_answer, scores = map(bool, held_out.gold.values()), held_out.scores.values()
+    odds = [odds for _, odds in held_out.answers.best.values()]
+    return best_threshold(list(has_answer), [f1 for _, f1 in scores], odds)[1]
 
 
 class Selection:

@@ -257,7 +257,7 @@ def test_a_squad_file_gets_the_answers_of_an_evaluation(run, trained, plain, mon
     assert (tmp_path / "unlabelled.json").read_bytes() == expected
     nbest = json.loads((tmp_path / "run" / "nbest.json").read_text())
     for result in results:
-        entries = [(one["text"], one["probability"]) for one in nbest[result["id"]]][:20]
+        entries = [(one["text"], pytest.approx(one["probability"], rel=1e-8)) for one in nbest[result["id"]]][:20]
         assert [(entry["answer"], entry["probability"]) for entry in result["n_best"]] == entries
     assert len(expected) > 500
 
