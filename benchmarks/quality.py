@@ -104,7 +104,7 @@ def main():
             epoch["windows_per_second"] = len(windows) / epoch["train_seconds"]
             epoch["best"] = selection.update(epoch["epoch"], result.figures)
             if epoch["best"]:
-                write_results(folder.path, result)
+                write_results(folder.path, result, args.n_best)
             folder.record["epochs"].append(epoch)
             folder.update({"peak_memory_bytes": [peak_memory(device)]})
             training = f"train loss {epoch['train_loss']:.4f} in {epoch['train_seconds']:.1f} s"

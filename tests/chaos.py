@@ -2,8 +2,8 @@
 
     python -m tests.chaos --kills 50 --out /tmp/kills.json
 
-A rank is killed with SIGKILL in start-up, training, evaluation or while a checkpoint is written; the run is started
-again, with --resume or by a requeue under a Slurm of two virtual nodes, and killed again elsewhere. Weights,
+A rank is killed with SIGKILL: in start-up, training, evaluation, or while a checkpoint or results are written. The run
+is started again, with --resume or by a requeue under a Slurm of two virtual nodes, and killed again elsewhere. Weights,
 predictions and curves must be those of the undisturbed run to the bit. tests/run/test_chaos.py is the short form.
 """
 
@@ -25,7 +25,7 @@ import short_runs
 import slurm_cluster
 from tiny import ROOT
 
-PHASES = ("start-up", "training", "evaluation", "checkpoint")
+PHASES = ("start-up", "training", "evaluation", "checkpoint", "results")
 WAYS = {  # name: (script, ranks, options, under Slurm)
     "baseline": ("baseline.py", 1, [], False),
     "ddp 2": ("distributed_ddp.py", 2, [], False),
@@ -50,8 +50,17 @@ def watch(plan, rank):
     helper = subprocess.Popen(["sh", "-c", f"read now && kill -9 {os.getpid()}"],
                               stdin=subprocess.PIPE, text=True)
 
+    def writing(frame):
+        names = set()
+        while frame is not None:
+            names.add((os.path.basename(frame.f_code.co_filename), frame.f_code.co_name))
+            frame = frame.f_back
+        return names
+
     def where():
-        names, run, frame = set(), None, sys._current_frames().get(main)
+        frames = sys._current_frames()
+        written = set().union(*(writing(frame) for thread, frame in frames.items() if thread != main))
+        names, run, frame = set(), None, frames.get(main)
         while frame is not None:
             names.add((os.path.basename(frame.f_code.co_filename), frame.f_code.co_name))
             if frame.f_code.co_name == "main" and "run" in frame.f_locals:
@@ -60,12 +69,14 @@ def watch(plan, rank):
                     names.add("step")
             frame = frame.f_back
         step = run and run.step
-        if ("checkpoint.py", "write") in names:
+        if ("checkpoint.py", "write") in written:
             return "checkpoint", step
+        if written & {("run.py", "write_epoch"), ("record.py", "write_text")}:
+            return "results", step
         if "step" in names:
             started.append(1)
             return "training", step
-        if names & {("evaluation.py", "evaluate"), ("loading.py", "save_model")}:
+        if ("evaluation.py", "evaluate") in names:
             return "evaluation", step
         return ("between" if started else "start-up"), step
 
@@ -173,7 +184,7 @@ def draw(phase, spent, ranks, dice):
     A start that goes on from a checkpoint has less before it, so that late moments may never come.
     """
     share = 1.0 if phase == "start-up" else 0.5
-    rank = 0 if phase == "checkpoint" else dice.randrange(ranks)  # which alone writes
+    rank = 0 if phase in ("checkpoint", "results") else dice.randrange(ranks)  # which alone writes
     return {"phase": phase, "rank": rank, "after": dice.uniform(0, share * spent.get(phase, 0.0))}
 
 

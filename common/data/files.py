@@ -45,6 +45,15 @@ def digest(path):
     return found.hexdigest()
 
 
+def sync(path):
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def unpack(path, raw):
     """Bytes, decompressed if they are gzip's; UserError for damage, and for a small file that fills the memory."""
     if raw[:2] != b"\x1f\x8b":

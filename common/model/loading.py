@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from common.data.files import sync
 from common.data.packing import PackedBatch
 from common.errors import UserError, shorten
 from common.model.attention import packed_attention, register_attention
@@ -184,7 +185,7 @@ def example_batch(ids, lengths):
 
 
 def save_model(model, state, tokenizer, folder, settings):
-    """Write a folder that `from_pretrained` loads.
+    """Write a folder that `from_pretrained` loads; it appears under its name when all of it is on the disk.
 
     settings: what answering with the model needs (window, threshold), kept in its config.json under "squad".
     state: the whole state_dict of `model`, whose own parameters may be parts.
@@ -196,6 +197,8 @@ def save_model(model, state, tokenizer, folder, settings):
         state = {name.removeprefix("network."): tensor for name, tensor in state.items()}
         model.network.save_pretrained(new, state_dict=state)
         tokenizer.save_pretrained(new)
+        for path in (*new.iterdir(), new):
+            sync(path)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(new, ignore_errors=True)
         reason = getattr(error, "strerror", None) or error
@@ -203,4 +206,5 @@ def save_model(model, state, tokenizer, folder, settings):
     if folder.exists():
         folder.rename(old)
     new.rename(folder)
+    sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)

@@ -16,13 +16,12 @@ import json
 import math
 import os
 import shutil
-import threading
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from common.data.files import digest
+from common.data.files import digest, sync
 from common.errors import Preempted, UserError
 from common.run.state import training_state
 
@@ -36,55 +35,41 @@ SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growt
 
 
 class Saver:
-    """Saves a run's state; rank 0 writes, if wanted in a thread and from a copy, while training goes on.
+    """Saves a run's state; rank 0 writes, if wanted in the background and from a copy, while training goes on."""
 
-    As a context manager it waits for the thread at the end.
-    """
+    def __init__(self, folder, world, experiment, background, wait):
+        """folder: of the checkpoints. experiment: a dict kept with each, see `common.run.resume.experiment`.
 
-    def __init__(self, folder, world, experiment, in_background):
-        """folder: of the checkpoints. experiment: a dict kept with each, see `common.run.resume.experiment`."""
-        self.folder, self.world = Path(folder), world
-        self.experiment, self.in_background = experiment, in_background
-        self.buffers, self.thread, self.whole = {}, None, True
+        background: a common.run.background.Background. wait: until each checkpoint is written.
+        """
+        self.folder, self.world, self.experiment = Path(folder), world, experiment
+        self.background, self.wait = background, wait
+        self.buffers, self.whole = {}, True
 
     def save(self, model, optimizer, state):
         """Save model, optimizer and `state`, a dict whose "step" names the checkpoint; all ranks take part."""
-        self.wait()  # for the buffers
+        self.background.wait()  # for the buffers
         weights, moments = training_state(model, optimizer, self.world, self.buffers)
         if self.world.rank == 0:
             state = json.dumps(state | {"experiment": self.experiment})  # now: the thread would see later values
             work = (self.folder, json.loads(state), weights, moments, self.world.log)
             self.whole = False
-            if self.in_background:
-                self.thread = threading.Thread(target=self.write, args=work)
-                self.thread.start()
-            else:
-                self.write(*work)
+            self.background.run(self.write, *work)
+            if self.wait:
+                self.background.wait()
 
     def write(self, *work):
         self.whole = write(*work)
 
-    def wait(self):
-        """Wait until the checkpoint that is being written is whole."""
-        if self.thread:
-            self.thread.join()
-            self.thread = None
-
     def stopped(self, step):
         """The exception that ends a run as asked, once `save` was called for this step; all ranks take part."""
-        self.wait()
+        self.background.wait()
         name = self.folder.parent.name
         if self.world.gather(self.whole)[0]:  # rank 0 knows
             return Preempted(f"stopped as asked, at step {step}; to resume: --resume --run-name {name}")
         text = f"stopped as asked, but step {step} is not saved, as the warning says"
         before = "goes on from the checkpoint before it, if there is one"
         return Preempted(f"{text}; --resume, with --run-name {name}, {before}", status=1)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.wait()
 
 
 def write(folder, state, weights, moments, log):
@@ -120,15 +105,6 @@ def write(folder, state, weights, moments, log):
         reason = getattr(error, "strerror", None) or error
         log(f"warning: {path}: cannot be written: {reason}; the run goes on, free some space")
         return False
-
-
-def sync(path):
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def check(path):

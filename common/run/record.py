@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from common.errors import Preempted, UserError
+from common.run.background import Background
 from common.run.clocks import process_seconds
 from common.run.environment import environment
 from common.run.lock import process_begun, read_lock, remove_stale
@@ -103,7 +104,7 @@ class RunFolder:
         self.path = Path(runs_dir) / name
         self.write = write
         self.resume = resume  # take over a folder that an earlier start of this run has left
-        self.record = {}
+        self.record, self.background = {}, Background()
         self.started = time.time() - (process_seconds() or 0)  # of this process, as all its seconds
         if write:
             self._claim()
@@ -142,18 +143,20 @@ class RunFolder:
         return self.path / "model" if best else last
 
     def update(self, fields):
-        """Add fields to the record, those of them that an attempt has to it as well, and write it."""
+        """Add fields to the record, those of them that an attempt has to it as well, and write it at once."""
         self.record.update(fields)
         attempt = self.record["attempts"][-1]
         attempt |= way(self.record)
         if "hosts" in fields:
             attempt["hosts"] = sorted(set(fields["hosts"]))
         self.save()
+        self.background.wait()
 
     def save(self):
-        """Write run.json as it stands."""
+        """Write run.json as it stands now, once all that was to be written before is on the disk."""
         if self.write:
-            write_json(self.path / "run.json", self.record, indent=1)
+            text = json.dumps(self.record, ensure_ascii=False, indent=1)
+            self.background.run(write_text, self.path / "run.json", [text + "\n"])
 
     def __enter__(self):
         try:
@@ -173,6 +176,7 @@ class RunFolder:
                 self.record["attempts"] = [*attempts(earlier), *self.record["attempts"]]
                 self.record["started"] = earlier.get("started", self.started)
         self.save()
+        self.background.wait()
 
     def _release(self):
         if self.write:
@@ -212,6 +216,12 @@ class RunFolder:
             )
 
     def __exit__(self, kind, error, trace):
+        failure = None
+        try:
+            self.background.wait()
+        except UserError as unwritten:
+            failure = None if kind else unwritten
+            kind, error = kind or UserError, error or unwritten
         if kind is Preempted:
             self.record["status"] = "preempted"
         elif kind is not None:
@@ -224,5 +234,8 @@ class RunFolder:
         self.record.setdefault("seconds", {})["total"] = total
         try:
             self.save()
+            self.background.wait()
         finally:
             self._release()
+        if failure:
+            raise failure

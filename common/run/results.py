@@ -15,7 +15,6 @@ from common.scoring.answers import probabilities
 from common.scoring.evaluation import evaluate
 from common.scoring.selection import finished_threshold
 
-
 ENTRY = '{"text": %s, "probability": %.9g, "start_logit": %s, "end_logit": %s}'  # 9 digits hold any fp32 number
 
 

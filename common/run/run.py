@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from common.model.loading import save_model
 from common.run.agreement import Agreement
@@ -60,8 +61,8 @@ class Run:
         self.folder = parts.enter_context(folder)
         request = parts.enter_context(StopRequest(folder.path / "stop" if first else None))
         kept = experiment(args, self.data.sets)
-        self.saver = Saver(folder.path / "checkpoints", world, kept, args.save_in_background)
-        parts.enter_context(self.saver)
+        wait = not args.save_in_background
+        self.saver = Saver(folder.path / "checkpoints", world, kept, folder.background, wait)
         folder.resume_from(self.saved)
         folder.update(describe(args, self.strategy, self.model, self.data, world, self.seconds))
         self.agreement = Agreement(world, args.save_minutes, request)
@@ -72,7 +73,7 @@ class Run:
         self.curves = Curves(folder.path / "tensorboard" if first else None, self.saved)
         tolerant = args.precision == "fp16"
         self.losses = Losses(self.agreement, self.curves, self.saved, self.data.total_steps, tolerant)
-        self.epoch = self.saved.get("epoch", 1)
+        self.epoch, self.trained = self.saved.get("epoch", 1), None
 
     def __exit__(self, *error):
         return self.parts.__exit__(*error)
@@ -92,13 +93,21 @@ class Run:
             self.losses.begin_epoch(partial)
             self.clocks.begin_epoch(partial)
             self.agreement.look_soon()
+            self.end_tail()
             yield epoch
             if self.selection.stop:
                 log(f"no better {args.select} for {args.patience} epochs: stopping early")
                 break
+        self.folder.background.wait()
+        self.end_tail()
         self.sampler.close()
         self.curves.close()
         log(f"best epoch: {self.selection.epoch}; run folder: {self.folder.path}")
+
+    def end_tail(self):
+        """Record how long it took from the last epoch's training to now, when the next one's begins or the run ends."""
+        if self.trained:
+            self.folder.record["epochs"][-1]["tail_seconds"] = time.perf_counter() - self.trained
 
     def log_step(self, windows, loss, norm, rate):
         """Take one step's figures. They stay on the device until a log line. Save if it is time, stop if asked.
@@ -151,9 +160,9 @@ class Run:
             self.save()
 
     def keep(self, result):
-        """Whether this epoch is the best so far by --select; write its model and, if best, the predictions.
+        """Whether this epoch is the best so far by --select. Its model is written while training goes on.
 
-        The best model goes to model/, another one to model-last/. All ranks take part.
+        The best model goes to model/, with its predictions beside it, another one to model-last/. All ranks take part.
         """
         self.training["evaluation_seconds"] = self.scored - self.trained
         if "seen" in self.data.sets:  # --score-train
@@ -163,12 +172,19 @@ class Run:
         begin = time.perf_counter()
         weights = whole_state(self.model, keep=self.world.rank == 0)
         if self.world.rank == 0:
-            settings = model_settings(self.args, self.data.features["train"].meta["version"], self.threshold)
-            save_model(self.model, weights, self.data.tokenizer, self.folder.model_path(best), settings)
-            if best:
-                write_results(self.folder.path, result)
+            self.folder.background.run(self.write_epoch, weights, result, self.threshold, best)
         self.training["checkpoint_seconds"] = time.perf_counter() - begin
         return best
+
+    def write_epoch(self, weights, result, threshold, best):
+        """Write the model of an epoch and, if it is the best, the predictions, side by side."""
+        settings = model_settings(self.args, self.data.features["train"].meta["version"], threshold)
+        folder = self.folder.model_path(best)
+        with ThreadPoolExecutor(1) as other:  # raises no error before both have ended
+            model = other.submit(save_model, self.model, weights, self.data.tokenizer, folder, settings)
+            if best:
+                write_results(self.folder.path, result, self.args.n_best)
+            model.result()
 
     def log_epoch(self, result, best):
         """Log the epoch, and put it into TensorBoard and the record; all ranks take part."""

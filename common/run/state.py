@@ -6,9 +6,9 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 
 
 def whole_state(model, keep=True):
-    """{name: whole tensor on the CPU} of a model; all ranks take part, and those that do not keep it get Nones."""
+    """{name: copy of the whole tensor on the CPU} of a model; all ranks take part. Nones for one that keeps nothing."""
     wholes = ((name, whole(tensor)) for name, tensor in model.state_dict().items())
-    return {name: tensor.cpu() if keep else None for name, tensor in wholes}
+    return {name: tensor.to("cpu", copy=True) if keep else None for name, tensor in wholes}
 
 
 def whole(tensor):

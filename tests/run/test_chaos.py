@@ -26,15 +26,15 @@ class Forked:
         before = f"{chaos.KILLER}\nwatch(json.load(open({str(self.plan)!r})), rank)"
         arguments = [*self.arguments, *(["--resume"] if again else [])]
         status, output = forking.server().run(self.script, self.ranks, arguments, before=before)
-        return not any(status), output
+        return not any(status), f"{output}\nexit statuses: {status}"
 
 
 @pytest.mark.parametrize(
     "way, phases",
     [
-        ("baseline", ["checkpoint", "start-up", "training", "checkpoint", "evaluation"]),
-        ("ddp 2", ["training", "checkpoint", "evaluation"]),
-        ("fsdp 2", ["checkpoint", "training"]),
+        ("baseline", ["checkpoint", "results", "start-up", "training", "checkpoint", "results", "evaluation"]),
+        ("ddp 2", ["training", "results", "checkpoint", "evaluation"]),
+        ("fsdp 2", ["results", "checkpoint", "training"]),
     ],
 )
 def test_killed_runs_end_as_if_they_had_been_left_alone(setting, monkeypatch, way, phases):
