@@ -57,6 +57,7 @@ def main():
     weights, gradients = HALF.get(args.precision), HALF.get(args.reduce, torch.float32)
     policy = MixedPrecisionPolicy(weights, gradients, cast_forward_inputs=False)
     fsdp = {"mesh": sharding_mesh(args.shard, world.device), "mp_policy": policy}
+    fully_shard(model.network.qa_outputs, mesh=fsdp["mesh"])  # the head computes in fp32
     for unit in (*encoder_layers(model), model):  # the weights of one unit are gathered at a time
         fully_shard(unit, **fsdp, reshard_after_forward=args.shard != "zero2")
 

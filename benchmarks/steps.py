@@ -124,6 +124,7 @@ def wrap(choice, model, precision, device):
     mesh = distributed.sharding_mesh(shard, device)
     weights, gradients = HALF.get(precision), HALF.get(choice.reduce, torch.float32)
     policy = distributed_fsdp.MixedPrecisionPolicy(weights, gradients, cast_forward_inputs=False)
+    distributed_fsdp.fully_shard(model.network.qa_outputs, mesh=mesh)
     for unit in (*encoder_layers(model), model):
         distributed_fsdp.fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=shard != "zero2")
     return distributed_fsdp, model

@@ -43,14 +43,12 @@ OPTIONS = ["--save-steps", "3", "--epochs", "2"]
 KILLER = """
 import atexit, json, os, subprocess, sys, threading, time
 
-AFTER = "end_training", "tune_threshold", "score", "keep", "log_epoch", "epochs"  # what is no training
-
 def watch(plan, rank):
     main, spent, started = threading.main_thread().ident, {}, []
     helper = subprocess.Popen(["sh", "-c", f"read now && kill -9 {os.getpid()}"],
                               stdin=subprocess.PIPE, text=True)
 
-    def writing(frame):
+    def calls(frame):
         names = set()
         while frame is not None:
             names.add((os.path.basename(frame.f_code.co_filename), frame.f_code.co_name))
@@ -59,37 +57,30 @@ def watch(plan, rank):
 
     def where():
         frames = sys._current_frames()
-        written = set().union(*(writing(frame) for thread, frame in frames.items() if thread != main))
-        names, run, frame = set(), None, frames.get(main)
-        while frame is not None:
-            names.add((os.path.basename(frame.f_code.co_filename), frame.f_code.co_name))
-            if frame.f_code.co_name == "main" and "run" in frame.f_locals:
-                run = frame.f_locals["run"]
-                if "windows" in frame.f_locals and not names & {("run.py", name) for name in AFTER}:
-                    names.add("step")
-            frame = frame.f_back
-        step = run and run.step
+        writers = [thread.ident for thread in threading.enumerate() if thread.name.startswith("writer")]
+        written = set().union(*(calls(frames.get(ident)) for ident in writers))
         if ("checkpoint.py", "write") in written:
-            return "checkpoint", step
+            return "checkpoint"
         if written & {("run.py", "write_epoch"), ("record.py", "write_text")}:
-            return "results", step
-        if "step" in names:
+            return "results"
+        names = calls(frames.get(main))
+        if names & {("graphs.py", "__call__"), ("run.py", "log_step")}:
             started.append(1)
-            return "training", step
+            return "training"
         if ("evaluation.py", "evaluate") in names:
-            return "evaluation", step
-        return ("between" if started else "start-up"), step
+            return "evaluation"
+        return "between" if started else "start-up"
 
     def look():
         last = time.monotonic()
         while True:
             time.sleep(0.001)
-            phase, step = where()
+            phase = where()
             now = time.monotonic()
             spent[phase], last = spent.get(phase, 0) + now - last, now
             if phase == plan.get("phase") and spent[phase] >= plan["after"]:
                 with open(plan["report"], "w") as file:
-                    json.dump({"phase": phase, "step": step, "rank": rank, "seconds": spent[phase]}, file)
+                    json.dump({"phase": phase, "rank": rank, "seconds": spent[phase]}, file)
                 print("now", file=helper.stdin, flush=True)
                 time.sleep(10)
 

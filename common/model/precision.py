@@ -18,7 +18,7 @@ def compute_in(model, dtype):
     dtype: bf16 or fp16; None changes nothing. UserError for deberta in half precision.
     Each Linear and LayerNorm casts its weights to the type of its input; the first LayerNorm, in the embeddings, casts
     what it gives. Unlike under autocast, what travels between the layers is half as wide too. FSDP's
-    MixedPrecisionPolicy does the same.
+    MixedPrecisionPolicy does the same. The head computes in fp32: bf16 would round logits to three digits.
     """
     config = model.network.config
     if model.attention == "flash" and not flash_takes(dtype, config.hidden_size // config.num_attention_heads):
@@ -26,13 +26,24 @@ def compute_in(model, dtype):
     if dtype is not None and config.model_type == "deberta":  # its mask overflows in half precision
         raise UserError("deberta cannot compute in half precision: pass --precision fp32, or tf32 on a GPU")
     model.half = dtype
-    if dtype is None or model.attention == "padded":  # networks that are not ours to take apart: autocast
+    if dtype is None:
+        return
+    model.network.qa_outputs.__class__ = Fp32Linear
+    if model.attention == "padded":  # networks that are not ours to take apart: autocast
         return
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = CastingLinear
         elif type(module) is nn.LayerNorm:
             module.__class__, module.output = CastingLayerNorm, dtype
+
+
+class Fp32Linear(nn.Linear):
+    """nn.Linear that computes in fp32, whatever the type of its input."""
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.float(), self.weight, self.bias)
 
 
 class CastingLinear(nn.Linear):

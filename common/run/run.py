@@ -194,8 +194,8 @@ class Run:
         epoch |= arithmetic(epoch["tokens_per_second"], self.model, self.lengths, self.world, self.args.precision)
         self.world.log(epoch_line(epoch, result))
         tags = ("train_loss", "dev_loss", "f1", "exact", "train_f1", "train_exact")
-        self.curves.add("epoch", self.epoch, {tag: epoch.get(tag) for tag in tags})
-        self.curves.flush()
+        self.folder.background.run(self.curves.add, "epoch", self.epoch, {tag: epoch.get(tag) for tag in tags})
+        self.folder.background.run(self.curves.flush)
         record["epochs"].append(epoch | sample_hardware(self.world, self.sampler, self.folder))
         record["attempts"][-1]["steps"] = self.step
         record["peak_memory_bytes"] = self.world.gather(peak_memory(self.world.device))

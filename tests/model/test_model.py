@@ -170,6 +170,23 @@ def test_computing_in_half_precision(features, model_type):
     assert half.state_dict().keys() == exact.state_dict().keys()
 
 
+@pytest.mark.parametrize("model_type", ["bert", "distilbert", "mpnet"])
+def test_the_head_computes_in_fp32(features, model_type):
+    """From the last hidden state, in half, to the logits: bf16 would give logits of three digits, with many ties."""
+    model = load_small(model_type)
+    compute_in(model, torch.bfloat16)
+    head, seen = model.network.qa_outputs, []
+    head.register_forward_hook(lambda module, inputs, output: seen.extend([inputs[0], output]))
+    start_logits, end_logits = model(pack(features, [1, 5, 9]))
+    hidden, logits = seen
+    assert hidden.dtype == (torch.float32 if model.attention == "padded" else torch.bfloat16)
+    assert torch.equal(logits, torch.nn.functional.linear(hidden.float(), head.weight, head.bias))
+    for one in (start_logits, end_logits):
+        assert (one != one.bfloat16().float()).float().mean() > 0.9
+    span_loss(start_logits, end_logits, pack(features, [1, 5, 9])).backward()
+    assert head.weight.grad.dtype == torch.float32
+
+
 def test_deberta_is_refused_in_half_precision():
     """Its mask is the lowest number of fp32, which half-precision attention scores cannot hold."""
     with pytest.raises(UserError, match="--precision fp32"):
