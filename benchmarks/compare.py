@@ -263,7 +263,7 @@ def add_round(record, replies, on_cuda):
     record["rounds"].append(
         {"windows_per_second": speed, **{key: first[key] for key in ("steps", "seconds", "cpu_seconds")}}
     )
-    record |= {key: first[key] for key in ("threads", "precision", "attention", "compile")}
+    record |= {key: first[key] for key in ("threads", "precision")} | first["ran"]
     record |= {"gpus": names} if on_cuda else {"device": names[0]}
     record["ranks"] = devices  # their UUIDs tell a report whether two records are of one machine
     record |= {

@@ -117,8 +117,11 @@ def test_a_way_trains_in_turns(name):
     assert (first["steps"], second["steps"]) == (2, 3)
     for reply in (first, second):
         assert reply["seconds"] > 0 and reply["cpu_seconds"] > 0 and reply["peak_memory_bytes"][0] > 1e8
-        assert reply["precision"] == "fp32" and not reply["compile"]
-        assert (reply["attention"] == "padded") == (name != "this-project-8")
+        ran, ours = reply["ran"], name == "this-project-8"
+        assert reply["precision"] == "fp32" and (ran["attention"] == "padded") == (not ours)
+        assert ran["dropout"] == {"hidden": 0.1, "attention": 0.0 if ours else 0.1}
+        assert not any(ran[one] for one in ("compile", "graphs", "kernels", "fallbacks", "deterministic"))
+        assert ran["tf32"] == {"matmul": False, "cudnn": False}
 
 
 def test_a_way_trains_the_network(monkeypatch):
@@ -185,7 +188,7 @@ def record_of(name, *speeds, ranks=1, attention="padded", uuid=None):
     record = compare.start_record(WAYS[name], ranks, args, questions, features, environment())
     for speed in speeds:
         reply = {"steps": 10, "seconds": 80 * ranks / speed, "cpu_seconds": 1.0, "threads": 1, "precision": "fp32"}
-        reply |= {"attention": attention, "compile": False, "peak_memory_bytes": [10**9]}
+        reply |= {"ran": {"attention": attention, "compile": False}, "peak_memory_bytes": [10**9]}
         reply["devices"] = [{"name": "CPU", "uuid": uuid}]
         record = compare.add_round(record, [reply] * ranks, on_cuda=False)
     return record
