@@ -218,6 +218,19 @@ def test_the_table_divides_by_this_project_at_the_same_size():
     assert len(lines) == 7 and len({len(line) for line in lines}) == 1
 
 
+def test_ways_of_two_machines_have_no_ratio():
+    """Copied into one folder, their records are shown and not divided by each other."""
+
+    def ratio(**changes):
+        ours = record_of("this-project-8", 100.0, uuid="a")
+        other = record_of("course-loop-8-fp32", 10.0, uuid=changes.pop("uuid", "a")) | changes
+        return compare.rows({"this-project-8-x1": ours, "course-loop-8-fp32-x1": other})[1]["ours ÷ it"]
+
+    versions = record_of("this-project-8")["versions"]
+    assert ratio() == "10.00"
+    assert ratio(uuid="b") == ratio(host="elsewhere") == ratio(versions=versions | {"torch": "2.1.0"}) == "-"
+
+
 def test_a_report_can_tell_the_machines_of_the_ways_apart(tmp_path):
     for name, uuid in ("a", "1234"), ("b", None):
         write_json(tmp_path / f"{name}.json", record_of("course-loop-8-fp32", 10.0, uuid=uuid))
