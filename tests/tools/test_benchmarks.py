@@ -165,6 +165,7 @@ def test_the_comparison_on_two_ranks(monkeypatch, capsys, tmp_path):
         speeds = [16 * one["steps"] / one["seconds"] for one in record["rounds"]]
         assert record["status"] == "finished" and len(speeds) == 2 and run.ranks == 2 and run.batch == 16
         assert run.measures["windows_per_second"] == pytest.approx(sum(speeds) / 2)
+        assert run.assumed == () and None not in run.ran.values()  # a report knows all that ran
         assert len(record["peak_memory_bytes"]) == 2 and f"| {record['way']} " in output
     assert records["data-parallel-8-x2"]["error"] == "runs on GPUs only"
     assert "not measured: data-parallel-8 on 2: runs on GPUs only" in output
@@ -304,6 +305,8 @@ def test_the_trainers_way_to_its_f1(monkeypatch, capsys, tmp_path):
     record, run = json.loads((tmp_path / "run" / "run.json").read_text()), read_run(tmp_path / "run" / "run.json")
     first, second = record["epochs"]
     assert (record["strategy"], record["status"], record["attention"]) == ("hf-trainer", "finished", "padded")
+    assert run.assumed == () and None not in run.ran.values()  # a report knows all that ran
+    assert run.ran["attention dropout"] == 0.1  # the model's own, whatever --attention-dropout says
     assert second["train_loss"] < first["train_loss"]
     assert run.measures["run_training_seconds"] == first["train_seconds"] + second["train_seconds"] > 0
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
