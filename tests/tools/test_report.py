@@ -385,11 +385,12 @@ def test_what_neither_record_has_is_a_remark(tmp_path):
         for name in ("kernels", "dropout", "tf32", "graphs", "deterministic"):  # as older records
             del one[name]
         one["attention"], one["versions"] = "fused", {"torch": "2.13.0"}
+        one["model"]["dropout"], one["arguments"]["dropout"] = 0.1, None
     _, rows = compared(made, tmp_path / "neither")
     assert rows["ddp × 4"].strong.speedup["training"][0] == 4.0
     unknown, assumed = rows["ddp × 4"].notes[-2:]
-    assert unknown.endswith("so not compared: own kernels, hidden dropout, attention dropout, CUDA")
-    assert assumed.endswith("compared as asked for and not as it ran: TF32, deterministic, graphs")
+    assert unknown.endswith("so not compared: own kernels, attention dropout, CUDA")
+    assert assumed.endswith("compared as asked for and not as it ran: TF32, deterministic, graphs, hidden dropout")
     made["ddp4-0"]["arguments"]["cuda_graphs"] = False
     _, rows = compared(made, tmp_path / "asked")
     assert rows["ddp × 4"].strong.differences == ["graphs false against true"]

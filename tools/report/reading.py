@@ -272,7 +272,8 @@ def read_ran(get, on_gpus):
     }
     stand_in["deterministic"] = asked.get("deterministic", False)
     stand_in["TF32"] = "matmul and cudnn" if get("precision", "text") == "tf32" else "off"
-    stand_in["hidden dropout"] = asked.get("dropout", get("model.dropout", "a number", None))
+    own = get("model.dropout", "a number", None)
+    stand_in["hidden dropout"] = own if asked.get("dropout") is None else asked["dropout"]
     stand_in["attention dropout"] = asked.get("attention_dropout")
     assumed = [name for name, value in stand_in.items() if ran.get(name) is None and value is not None]
     ran |= {name: stand_in[name] for name in assumed}
@@ -288,7 +289,7 @@ def read_ran(get, on_gpus):
 
 
 def minor(version):
-    """ "2.13" of "2.13.0+cpu"; None if there is no version."""
+    """The first two numbers of a version, as 2.13 of 2.13.0+cpu; None if there is no version."""
     return version and ".".join(version.split("+")[0].split(".")[:2])
 
 
