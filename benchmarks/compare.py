@@ -263,7 +263,7 @@ def add_round(record, replies, on_cuda):
     record["rounds"].append(
         {"windows_per_second": speed, **{key: first[key] for key in ("steps", "seconds", "cpu_seconds")}}
     )
-    record |= {key: first[key] for key in ("threads", "precision", "attention", "compile")}
+    record |= {key: first[key] for key in ("threads", "precision")} | first["ran"]
     record |= {"gpus": names} if on_cuda else {"device": names[0]}
     record["ranks"] = devices  # their UUIDs tell a report whether two records are of one machine
     record |= {
@@ -296,7 +296,8 @@ def read_records(folder):
 def rows(records):
     """What the tables say, a dict for each measured way. records: see `read_records`.
 
-    "ours ÷ it" has this project at its default precision, "at its precision" at the other way's.
+    "ours ÷ it" has this project at its default precision, "at its precision" at the other way's. Neither is given for
+    records of other cards or another torch: see `place`.
     """
     order = [way.name for way in WAYS]
     found = []
@@ -306,6 +307,7 @@ def rows(records):
         ranks, batch, precision = record["world_size"], record["arguments"]["batch_size"], record["precision"]
         names = (f"this-project-{batch // ranks}{end}-x{ranks}" for end in ("", f"-{precision}"))
         ours = [records.get(name, {}) for name in names]
+        ours = [one if one and place(one) == place(record) else {} for one in ours]
         usual = ours[0].get("windows_per_second")
         equal = next((one.get("windows_per_second") for one in ours if one.get("precision") == precision), None)
         median, least, most = (f(speeds(record)) for f in (statistics.median, min, max))
@@ -327,6 +329,16 @@ def rows(records):
             }
         )
     return found
+
+
+def place(record):
+    """Where a way was measured: host, cards and versions. Ratios are of records that have all of them alike.
+
+    data-parallel's one process names the same cards as the others' ranks do. Older records name none.
+    """
+    cards = {one.get("uuid") for one in record.get("ranks", [])} - {None}
+    versions = [record.get("versions", {}).get(name) for name in ("torch", "cuda")]
+    return record.get("host"), sorted(cards), sorted(record["gpus"]), versions
 
 
 def speed_text(speed):

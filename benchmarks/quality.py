@@ -23,7 +23,7 @@ from common.errors import UserError
 from common.model.loading import load_model
 from common.model.precision import HALF, compute_in
 from common.run.devices import peak_memory, synchronize
-from common.run.environment import describe
+from common.run.environment import applied_dropout, describe
 from common.run.record import RunFolder
 from common.run.results import write_results
 from common.run.seeds import seed_everything
@@ -93,7 +93,9 @@ def main():
 
     with RunFolder(args.runs_dir, args.run_name) as folder, tempfile.TemporaryDirectory() as scratch:
         record = describe(args, "hf-trainer", judge, data, world, seconds)
-        folder.update(record | {"attention": "padded", "compile": args.compile})  # the Trainer's, not the judge's
+        dropout = applied_dropout(network.config, "padded")  # all of these are the Trainer's, not the judge's
+        record |= {"compile": args.compile, "graphs": False, "kernels": [], "dropout": dropout, "fallbacks": []}
+        folder.update(record | {"attention": "padded"})
 
         def score(epoch):
             clock = time.perf_counter()

@@ -28,7 +28,7 @@ from common.data.tokenizer import load_tokenizer, question_limit, read_template,
 from common.data.windows import build
 from common.errors import Parser, UserError, tell
 from common.model.finding import find_model, load_config, positions
-from common.model.loading import load_model
+from common.model.loading import load_model, settle_attention
 from common.model.precision import HALF, compile_layers, compute_in
 from common.model.span import SpanModel
 from common.run.progress import Progress
@@ -91,9 +91,12 @@ def load(name, device="auto", precision="auto", eval_tokens=None, compiled=False
     world = Quiet(device)
     quiet_warnings()
     choose_kernels(args, world.device)
-    model = load_model(path, args.attention, vocabulary=vocabulary_size(tokenizer), needs_head=True, log=tell)
+    model = load_model(path, args.attention, vocabulary=vocabulary_size(tokenizer), needs_head=True)
     model.to(world.device)
     compute_in(model, HALF.get(args.precision))
+    settle_attention(model, world, training=False)
+    for line in model.fallbacks:
+        tell(f"note: {line}")
     if args.compile:
         compile_layers(model)
     longest = settings.get("max_answer_tokens", 30)

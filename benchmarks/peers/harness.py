@@ -19,6 +19,7 @@ from benchmarks.workload import build_network, load_windows
 from common import errors
 from common.data.windows import trainable_windows
 from common.run.devices import device_name, device_uuid, peak_memory, synchronize
+from common.run.environment import applied_dropout, switches
 from common.run.seeds import quiet_warnings
 from common.run.settings import choose_precision
 
@@ -87,7 +88,9 @@ class Bench:
         self.rank, self.world_size = ranks
         self.turns, self.reply, self.done = turns, reply, 0
         self.precision = choose_precision(way.precision if device.type == "cuda" else "fp32", device)
-        self.attention, self.compile = "padded", bool(way.options.get("compile")) and device.type == "cuda"
+        compiled = bool(way.options.get("compile")) and device.type == "cuda"
+        # What runs, as a run record says it; `padded` adds the dropout, and this project's own way has its own.
+        self.ran = {"attention": "padded", "compile": compiled, "graphs": False, "kernels": [], "fallbacks": []}
         self.untimed, self.last = self.next_turn()
 
     def next_turn(self):
@@ -117,8 +120,7 @@ class Bench:
                 "devices": [{"name": device_name(device), "uuid": device_uuid(device)} for device in devices],
                 "threads": torch.get_num_threads(),
                 "precision": self.precision,
-                "attention": self.attention,
-                "compile": self.compile,
+                "ran": self.ran | switches(),  # as others' code has left them
             }
         )
         if self.device.type == "cuda":
@@ -133,6 +135,7 @@ class Bench:
         dropout = self.attention_dropout
         changes = {} if dropout is None else {"attention_probs_dropout_prob": dropout}
         network = build_network(self.shape, **changes)
+        self.ran["dropout"] = applied_dropout(network.config, "padded")
         dataset, collate = PaddedWindows(self.features, self.way.pad_to), default_data_collator
         if self.way.pad_to is None:
             collate = DataCollatorWithPadding(

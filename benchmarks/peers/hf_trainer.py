@@ -19,7 +19,7 @@ def train(bench):
             per_device_train_batch_size=bench.way.batch_size,
             learning_rate=5e-5,
             bf16=bench.precision == "bf16",
-            torch_compile=bench.compile,
+            torch_compile=bench.ran["compile"],
             train_sampling_strategy="group_by_length" if bench.way.options.get("grouped") else "random",
             dataloader_drop_last=True,
             use_cpu=bench.device.type == "cpu",

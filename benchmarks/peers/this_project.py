@@ -5,6 +5,7 @@ import argparse
 from benchmarks.steps import Choice, Setting
 from common.model.attention import register_attention
 from common.run import distributed, world
+from common.run.environment import as_it_ran
 from common.run.settings import choose_kernels
 
 
@@ -21,7 +22,7 @@ def train(bench):
     strategy = bench.way.options.get("strategy", "baseline" if bench.world_size == 1 else "ddp")
     batch_size = bench.way.batch_size * bench.world_size
     setting = Setting(Choice(strategy, batch_size), args, bench.features, here)
-    bench.attention, bench.compile = setting.model.attention, setting.model.compiled
+    bench.ran = as_it_ran(setting.model, args.cuda_graphs)
     while True:
         setting.step()
         if bench.step():

@@ -12,25 +12,32 @@ from common.data.packing import PackedBatch
 from common.errors import UserError, shorten
 from common.model.attention import packed_attention, register_attention
 from common.model.finding import load_config, stored_numbers, weights_file
+from common.model.fused.fuse import unfuse_layers
 from common.model.precision import HALF, compile_layers, compute_in
-from common.model.span import SpanModel, count_parameters, use_attention
+from common.model.span import SpanModel, count_parameters, encoder_layers, use_attention
 
 # Models that call packed_attention once a layer and take positions as an argument. A name on a list proves nothing, so
 # `packs` checks at load what a model does with a packed batch.
 PACKED_TYPES = {"bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "ernie"}
+BACKENDS = ("fused", "flash", "sdpa", "padded")  # of attention; each falls back to a later one
 
 
 def build_model(args, world, vocabulary):
     """The SpanModel that `args` ask for, on the device of `world`, ready to train.
 
     vocabulary: how many token ids the tokenizer has. Switches args.cuda_graphs off for a padded network: others' code
-    may wait for the device.
+    may wait for the device. Each fall-back is printed, and kept in model.fallbacks. All ranks take part.
     """
     needs_head = bool(args.evaluate_only)
     dropouts = args.dropout, args.attention_dropout
-    model = load_model(args.model_path, args.attention, *dropouts, vocabulary, needs_head, world.log).to(world.device)
+    model = load_model(args.model_path, args.attention, *dropouts, vocabulary, needs_head).to(world.device)
     compute_in(model, HALF.get(args.precision))
-    args.cuda_graphs = args.cuda_graphs and model.attention != "padded"
+    settle_attention(model, world, training=not args.evaluate_only)
+    if args.cuda_graphs and model.attention == "padded":
+        model.fallbacks.append("no CUDA graphs: a padded network may wait for the device")
+        args.cuda_graphs = False
+    for line in model.fallbacks:
+        world.log(f"note: {line}")
     if args.compile:
         compile_layers(model)
     if args.checkpoint_activations:
@@ -38,9 +45,50 @@ def build_model(args, world, vocabulary):
     return model.train()
 
 
-def load_model(
-    name, attention="sdpa", dropout=None, attention_dropout=0.0, vocabulary=0, needs_head=False, log=lambda text: None
-):
+def settle_attention(model, world, training=True):
+    """Let all ranks run on the same backend, one that works here. All ranks take part.
+
+    Each tries its own on a small batch, and all fall back if it fails on any. A kernel that this card cannot run fails
+    here, and not in the middle of a run.
+    """
+    while True:
+        found = world.gather((model.attention, try_attention(model, world.device, training)))
+        problems = [problem for _, problem in found if problem]
+        ranked = [BACKENDS.index(attention) + bool(problem) for attention, problem in found]
+        if not problems and len(set(ranked)) == 1:
+            return
+        wanted = BACKENDS[max(ranked)]
+        if model.attention != wanted:
+            if model.attention == "fused":
+                unfuse_layers(model)
+                model.compilable = not problems
+            model.fall_back(wanted, problems[0] if problems else "another rank has no better one")
+            compute_in(model, model.half)  # falls back from flash where that does not take the type
+
+
+def try_attention(model, device, training):
+    """Why a pass over a small batch fails, in one line; None if it does not. training: backward too."""
+    if model.attention not in ("fused", "flash"):
+        return None
+    ids = torch.arange(64) % model.network.config.vocab_size
+    batch = example_batch(ids, [24, 40]).to(device)
+    weights = [*model.network.base_model.embeddings.parameters(), *encoder_layers(model)[0].parameters()]
+    model.train(training)
+    try:
+        with torch.set_grad_enabled(training):
+            total = torch.stack(model(batch)).sum()
+        if training:
+            torch.autograd.grad(total, weights)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError:  # no other backend would help
+        raise
+    except Exception as error:  # compilers and drivers raise many kinds
+        return shorten(" ".join(f"{type(error).__name__}: {error}".split()), 120)
+    return None
+
+
+def load_model(name, attention="sdpa", dropout=None, attention_dropout=0.0, vocabulary=0, needs_head=False):
     """A SpanModel in fp32 on the CPU; a network without a span head gets a new one from torch's random state.
 
     attention: "fused", "flash" or "sdpa"; a network that cannot take packed windows is "padded" instead, and one whose
@@ -65,7 +113,8 @@ def load_model(
     if model.attention != "padded":
         use_attention(model, attention)
     else:
-        log(f"note: {config.model_type} cannot take packed windows; they are padded inside the model, which is slower")
+        model.attention = attention
+        model.fall_back("padded", f"{config.model_type} cannot take packed windows; padding them is slower")
     return model
 
 

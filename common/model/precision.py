@@ -22,7 +22,7 @@ def compute_in(model, dtype):
     """
     config = model.network.config
     if model.attention == "flash" and not flash_takes(dtype, config.hidden_size // config.num_attention_heads):
-        model.attention = "sdpa"
+        model.fall_back("sdpa", "flash needs bf16 or fp16, heads of 8, 16, … channels and torch.nn.attention.varlen")
     if dtype is not None and config.model_type == "deberta":  # its mask overflows in half precision
         raise UserError("deberta cannot compute in half precision: pass --precision fp32, or tf32 on a GPU")
     model.half = dtype
@@ -88,6 +88,8 @@ def compile_layers(model):
     So this costs two compilations, not one a layer or a shape. Only the forward functions: what hooks do (FSDP's)
     stays outside the graph. What is fused is left as it is.
     """
+    if not model.compilable:
+        return
     modules = encoder_layers(model)
     if model.attention != "padded":
         modules.append(model.network.base_model.embeddings)

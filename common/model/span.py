@@ -23,11 +23,18 @@ class SpanModel(nn.Module):
         self.attention = attention
         self.half = None  # see compute_in
         self.compiled = False  # whether compile_layers found something to compile
+        self.compilable = True  # False where Triton's kernels fail: the compiler makes such kernels too
+        self.fallbacks = []  # sentences: what runs instead of what was asked for, and why
         self.token_ids = None  # of the last batch, see PackedBatch: rows of the embeddings with a gradient
         config = network.config
         self.position_offset = config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
         # distilbert has no token types, and RoBERTa-likes have a single one
         self.has_token_types = getattr(config, "type_vocab_size", 0) > 1 and config.model_type != "distilbert"
+
+    def fall_back(self, attention, why):
+        """Run on this backend instead of the chosen one."""
+        self.fallbacks.append(f"attention {attention} instead of {self.attention}: {why}")
+        self.attention = attention
 
     def forward(self, batch):
         """Start and end logits, float32 [T] each."""
@@ -73,10 +80,12 @@ def encoder_layers(model):
 
 
 def use_attention(model, attention):
-    """Let a SpanModel of packed windows run on this backend; "fused" becomes "flash" if its layers are not BERT's."""
-    if attention == "fused" and not fuse_layers(model.network.base_model.embeddings, encoder_layers(model)):
-        attention = "flash"
+    """Let a SpanModel of packed windows run on this backend; "fused" falls back to "flash" if it cannot be fused."""
     model.attention = attention
+    if attention == "fused":
+        obstacle = fuse_layers(model.network.base_model.embeddings, encoder_layers(model))
+        if obstacle:
+            model.fall_back("flash", obstacle)
 
 
 def count_parameters(model):

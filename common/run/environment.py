@@ -12,11 +12,12 @@ import torch
 
 from common import ROOT
 from common.model.finding import file_sha256, weights_file
+from common.model.fused.fuse import fused_parts
 from common.model.span import count_parameters
 from common.run.devices import cpu_count, device_name
 from common.run.driver import driver_cuda
 
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pandas", "tensorboard")
+PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy", "pandas", "tensorboard")
 
 
 def git_state():
@@ -58,6 +59,35 @@ def environment():
     }
 
 
+def switches():
+    """The record's fields of torch's own switches, which other people's code may have set."""
+    products = torch.get_float32_matmul_precision() != "highest"
+    return {
+        "tf32": {"matmul": products, "cudnn": torch.backends.cudnn.allow_tf32},
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def applied_dropout(config, attention):
+    """The dropout that a network of this config applies on this attention backend; None where it has no such one."""
+    hidden = getattr(config, "hidden_dropout_prob", getattr(config, "dropout", None))
+    attended = getattr(config, "attention_probs_dropout_prob", getattr(config, "attention_dropout", None))
+    return {"hidden": hidden, "attention": 0.0 if attention in ("fused", "flash") else attended}  # those have none
+
+
+def as_it_ran(model, graphs):
+    """The record's fields of how a SpanModel runs, whatever was asked for. tools.report compares these."""
+    return {
+        "attention": model.attention,
+        "compile": model.compiled,  # whether anything was: nothing is where all is fused
+        "graphs": bool(graphs),
+        "kernels": fused_parts(model),
+        "dropout": applied_dropout(model.network.config, model.attention),
+        "fallbacks": model.fallbacks,
+        **switches(),
+    }
+
+
 def describe(args, strategy, model, data, world, seconds):
     """The record's fields that are known before the first step. seconds: {what: how long it took}."""
     sets, places = {}, world.places
@@ -80,9 +110,6 @@ def describe(args, strategy, model, data, world, seconds):
         "model": {
             "name": args.model_name,
             "type": model.network.config.model_type,
-            "dropout": getattr(
-                model.network.config, "hidden_dropout_prob", getattr(model.network.config, "dropout", None)
-            ),
             "parameters": parameters,
             "parameters_outside_embeddings": outside,
             "sha256": file_sha256(weights) if weights else None,
@@ -95,8 +122,7 @@ def describe(args, strategy, model, data, world, seconds):
         "cpus": cpu_count(),
         "threads": torch.get_num_threads(),  # of each rank
         "precision": args.precision,
-        "attention": model.attention,
-        "compile": model.compiled,  # whether anything was: nothing is where all is fused
+        **as_it_ran(model, args.cuda_graphs),
         "seconds": seconds,
     }
 

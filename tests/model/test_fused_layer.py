@@ -12,7 +12,7 @@ import types
 
 import pytest
 import torch
-from tiny import ROOT, load_small, same_gradients, sample_features
+from tiny import ROOT, load_small, same_gradients, sample_features, save_network
 from torch.nn.parallel import DistributedDataParallel
 from torch_kernels import Kernels
 
@@ -20,7 +20,7 @@ from benchmarks.workload import build_network
 from common.data.packing import pack
 from common.model.attention import register_attention
 from common.model.fused.gradients import into_buffers, keep_gradient_buffers, product
-from common.model.loading import save_model
+from common.model.loading import build_model, save_model, settle_attention
 from common.model.precision import HALF, compile_layers, compute_in
 from common.model.span import SpanModel, encoder_layers, span_loss, use_attention
 from common.run import distributed
@@ -180,11 +180,110 @@ def test_what_is_fused_is_not_compiled(plain_kernels, monkeypatch, tmp_path):
     compile_layers(model)
     assert not compiled and not model.compiled
     args = types.SimpleNamespace(compile=True, model_path=str(tmp_path), model_name="", data_name="", precision="bf16")
+    args.cuda_graphs = True
     data, world = types.SimpleNamespace(sets={}, features={}), types.SimpleNamespace(size=1, places=[])
-    assert not describe(args, "baseline", model, data, world, {})["compile"]  # the record holds what ran
+    record = describe(args, "baseline", model, data, world, {})  # holds what ran
+    assert not record["compile"] and record["graphs"] and record["kernels"] == ["embeddings", "layers"]
+    assert record["dropout"] == {"hidden": 0.0, "attention": 0.0} and record["fallbacks"] == []
     model = fused("roberta")  # of one token type: its embeddings stay as they are
     compile_layers(model)
-    assert len(compiled) == 1 and describe(args, "baseline", model, data, world, {})["compile"]
+    record = describe(args, "baseline", model, data, world, {})
+    assert len(compiled) == 1 and record["compile"] and record["kernels"] == ["layers"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What runs instead, where the kernels do not
+
+
+class Ranks:
+    """The World of this process and of others, of which each replies to a gather with what `others` says."""
+
+    device, lines = torch.device("cpu"), ()
+
+    def __init__(self, *others):
+        self.others, self.lines = list(others), []
+
+    def gather(self, value):
+        return [value, self.others.pop(0)] if self.others else [value]
+
+    def log(self, text):
+        self.lines.append(text)
+
+
+def break_kernel(monkeypatch, name, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(sys.modules["common.model.fused.kernels"], name, fail, raising=False)
+
+
+def test_kernels_that_run_are_kept(plain_kernels):
+    model = fused()
+    settle_attention(model, Ranks())
+    assert model.attention == "fused" and not model.fallbacks and model.compilable
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kernel", ["embed", "attention_forward", "gelu_backward", "embed_backward"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_kernel_that_fails_is_found_at_load(plain_kernels, monkeypatch, batch, kernel, dtype):
+    """The plain layers run instead, with the same weights. In bf16 flash is tried first, and fails on a CPU."""
+    model, plain = fused(), load_small("bert")
+    break_kernel(monkeypatch, kernel, RuntimeError("no\n  such card"))
+    for one in (model, plain):
+        compute_in(one, dtype)
+    settle_attention(model, Ranks())
+    first, second = model.fallbacks
+    assert first == "attention flash instead of fused: RuntimeError: no such card"
+    assert second.startswith("attention sdpa instead of flash: ") and model.attention == "sdpa"
+    assert not any(type(module).__name__.startswith("Fused") for module in model.modules())
+    assert all(torch.equal(*pair) for pair in zip(model(batch), plain(batch), strict=True))
+    monkeypatch.setattr("common.model.precision.torch.compile", None)
+    compile_layers(model)  # does nothing: the compiler makes Triton kernels too
+    assert not model.compiled
+
+
+def test_a_kernel_that_fails_on_another_rank_is_left_by_all(plain_kernels):
+    model = fused()
+    settle_attention(model, Ranks(("fused", "OutOfResources: shared memory"), ("sdpa", None)))
+    assert model.attention == "sdpa" and not model.compilable
+    assert model.fallbacks[0] == "attention flash instead of fused: OutOfResources: shared memory"
+    model = fused()
+    settle_attention(model, Ranks(("flash", None), ("sdpa", None)))  # it has no Triton
+    assert model.attention == "sdpa"
+    assert model.fallbacks[0] == "attention flash instead of fused: another rank has no better one"
+
+
+def test_running_out_of_memory_is_no_reason_to_fall_back(plain_kernels, monkeypatch):
+    break_kernel(monkeypatch, "gelu", torch.OutOfMemoryError("full"))
+    with pytest.raises(torch.OutOfMemoryError):
+        settle_attention(fused(), Ranks())
+
+
+def test_an_evaluation_tries_no_backward_pass(plain_kernels, monkeypatch):
+    model = fused()
+    break_kernel(monkeypatch, "gelu_backward", RuntimeError())
+    settle_attention(model, Ranks(), training=False)
+    assert model.attention == "fused"
+
+
+@pytest.mark.parametrize("kernel, count", [(None, 0), ("gelu", 2)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_each_fall_back_is_one_line(plain_kernels, monkeypatch, tmp_path, kernel, count, padded):
+    save_network(tmp_path)
+    if kernel:
+        break_kernel(monkeypatch, kernel, RuntimeError("no"))
+    if padded:
+        monkeypatch.setattr("common.model.loading.packs", lambda model: False)
+    args = types.SimpleNamespace(model_path=str(tmp_path), attention="fused", dropout=None, attention_dropout=0.0)
+    vars(args).update(evaluate_only=None, precision="fp32", cuda_graphs=True, compile=False)
+    args.checkpoint_activations, world = False, Ranks()
+    model = build_model(args, world, 100)
+    assert len(world.lines) == (2 if padded else count) and args.cuda_graphs == (not padded)
+    assert world.lines == [f"note: {line}" for line in model.fallbacks] and model.training
+    if padded:
+        assert world.lines[0].startswith("note: attention padded instead of fused: bert cannot take packed windows")
+        assert world.lines[1].startswith("note: no CUDA graphs: ")
 
 
 def test_a_mask_is_refused(plain_kernels):

@@ -117,8 +117,11 @@ def test_a_way_trains_in_turns(name):
     assert (first["steps"], second["steps"]) == (2, 3)
     for reply in (first, second):
         assert reply["seconds"] > 0 and reply["cpu_seconds"] > 0 and reply["peak_memory_bytes"][0] > 1e8
-        assert reply["precision"] == "fp32" and not reply["compile"]
-        assert (reply["attention"] == "padded") == (name != "this-project-8")
+        ran, ours = reply["ran"], name == "this-project-8"
+        assert reply["precision"] == "fp32" and (ran["attention"] == "padded") == (not ours)
+        assert ran["dropout"] == {"hidden": 0.1, "attention": 0.0 if ours else 0.1}
+        assert not any(ran[one] for one in ("compile", "graphs", "kernels", "fallbacks", "deterministic"))
+        assert ran["tf32"] == {"matmul": False, "cudnn": False}
 
 
 def test_a_way_trains_the_network(monkeypatch):
@@ -162,6 +165,7 @@ def test_the_comparison_on_two_ranks(monkeypatch, capsys, tmp_path):
         speeds = [16 * one["steps"] / one["seconds"] for one in record["rounds"]]
         assert record["status"] == "finished" and len(speeds) == 2 and run.ranks == 2 and run.batch == 16
         assert run.measures["windows_per_second"] == pytest.approx(sum(speeds) / 2)
+        assert run.assumed == () and None not in run.ran.values()  # a report knows all that ran
         assert len(record["peak_memory_bytes"]) == 2 and f"| {record['way']} " in output
     assert records["data-parallel-8-x2"]["error"] == "runs on GPUs only"
     assert "not measured: data-parallel-8 on 2: runs on GPUs only" in output
@@ -185,7 +189,7 @@ def record_of(name, *speeds, ranks=1, attention="padded", uuid=None):
     record = compare.start_record(WAYS[name], ranks, args, questions, features, environment())
     for speed in speeds:
         reply = {"steps": 10, "seconds": 80 * ranks / speed, "cpu_seconds": 1.0, "threads": 1, "precision": "fp32"}
-        reply |= {"attention": attention, "compile": False, "peak_memory_bytes": [10**9]}
+        reply |= {"ran": {"attention": attention, "compile": False}, "peak_memory_bytes": [10**9]}
         reply["devices"] = [{"name": "CPU", "uuid": uuid}]
         record = compare.add_round(record, [reply] * ranks, on_cuda=False)
     return record
@@ -213,6 +217,19 @@ def test_the_table_divides_by_this_project_at_the_same_size():
     ]
     lines = compare.table(found).splitlines()
     assert len(lines) == 7 and len({len(line) for line in lines}) == 1
+
+
+def test_ways_of_two_machines_have_no_ratio():
+    """Copied into one folder, their records are shown and not divided by each other."""
+
+    def ratio(**changes):
+        ours = record_of("this-project-8", 100.0, uuid="a")
+        other = record_of("course-loop-8-fp32", 10.0, uuid=changes.pop("uuid", "a")) | changes
+        return compare.rows({"this-project-8-x1": ours, "course-loop-8-fp32-x1": other})[1]["ours ÷ it"]
+
+    versions = record_of("this-project-8")["versions"]
+    assert ratio() == "10.00"
+    assert ratio(uuid="b") == ratio(host="elsewhere") == ratio(versions=versions | {"torch": "2.1.0"}) == "-"
 
 
 def test_a_report_can_tell_the_machines_of_the_ways_apart(tmp_path):
@@ -288,6 +305,8 @@ def test_the_trainers_way_to_its_f1(monkeypatch, capsys, tmp_path):
     record, run = json.loads((tmp_path / "run" / "run.json").read_text()), read_run(tmp_path / "run" / "run.json")
     first, second = record["epochs"]
     assert (record["strategy"], record["status"], record["attention"]) == ("hf-trainer", "finished", "padded")
+    assert run.assumed == () and None not in run.ran.values()  # a report knows all that ran
+    assert run.ran["attention dropout"] == 0.1  # the model's own, whatever --attention-dropout says
     assert second["train_loss"] < first["train_loss"]
     assert run.measures["run_training_seconds"] == first["train_seconds"] + second["train_seconds"] > 0
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())

@@ -66,7 +66,7 @@ def record(strategy, ranks, seed=0, batch=384, precision="bf16", training=(), f1
         "host": "node1",
         "git_commit": "abcdef0123",
         "git_dirty": False,
-        "versions": {"torch": "2.13.0"},
+        "versions": {"torch": "2.13.0+cu130", "cuda": "13.0"},
         "strategy": strategy,
         "arguments": arguments,
         "data": {"name": "squad", **sets},
@@ -77,6 +77,14 @@ def record(strategy, ranks, seed=0, batch=384, precision="bf16", training=(), f1
         "gpus": [card] * ranks,
         "ranks": [{"rank": i, "uuid": f"card{i}", "name": card, "node_shared": False} for i in range(ranks)],
         "precision": precision,
+        "attention": "flash",
+        "compile": True,
+        "graphs": True,
+        "kernels": [],
+        "deterministic": False,
+        "tf32": {"matmul": precision == "tf32", "cudnn": precision == "tf32"},
+        "dropout": {"hidden": 0.1, "attention": 0.0},
+        "fallbacks": [],
         "epochs": epochs,
         "attempts": [{"seconds": 1.0}],
         "seconds": {"total": total},
@@ -111,7 +119,8 @@ def campaign():
     made["sequential"] = record("baseline", 1, precision="fp32", **one, **curve)
     made["lightning"] = record("ddp", 4, precision="tf32", **four, **curve)
     for name in ("sequential", "lightning"):
-        made[name]["arguments"] |= {"epochs": 2, "attention": "eager", "compile": False, "cuda_graphs": False}
+        made[name]["arguments"] |= {"epochs": 2}
+        made[name] |= {"attention": "eager", "compile": False, "graphs": False}
     return made
 
 
@@ -298,9 +307,18 @@ def change(one, name, value):
         ("arguments.epochs", 5, "epochs 5 against 3"),
         ("gpus", [A100] * 4, f"card {A100} against {H100}"),
         ("gpus", [H100, H100, A100, A100], f"card {A100}, {H100} against {H100}"),
-        ("arguments.attention", "sdpa", "attention sdpa against flash"),
-        ("arguments.compile", False, "compile false against true"),
-        ("arguments.cuda_graphs", False, "cuda_graphs false against true"),
+        ("attention", "sdpa", "attention sdpa against flash"),
+        ("compile", False, "compile false against true"),
+        ("graphs", False, "graphs false against true"),
+        ("kernels", ["embeddings", "layers"], "own kernels embeddings, layers against none"),
+        ("kernels", None, "own kernels unknown against embeddings"),  # on one side alone
+        ("deterministic", True, "deterministic true against false"),
+        ("tf32.cudnn", True, "TF32 cudnn against off"),
+        ("dropout.hidden", 0.0, "hidden dropout 0.0 against 0.1"),
+        ("dropout.attention", 0.1, "attention dropout 0.1 against 0.0"),
+        ("versions.torch", "2.12.1+cu130", "torch 2.12 against 2.13"),
+        ("versions.cuda", "12.9", "CUDA 12.9 against 13.0"),
+        ("versions.cuda", None, "CUDA unknown against 13.0"),
         ("hosts", ["elsewhere"] * 4, "another machine: elsewhere against node1"),
         ("ranks", [{"uuid": "another"}] * 4, "another machine: node1 with other cards"),
         ("cluster", "other", "another machine: other against unknown"),
@@ -312,6 +330,9 @@ def test_each_unlikeness_is_named_and_kept_out_of_the_speedups(tmp_path, name, v
     made = campaign()
     base, row = made["base-0"], made["ddp4-0"]
     base["processor"] = row["processor"] = "fast"
+    if name == "kernels":
+        base["attention"] = row["attention"] = "fused"
+        base["kernels"] = [] if value else ["embeddings"]
     change(row, name, row["epochs"][:2] if name == "epochs" else value)
     _, rows = compared({"base": base, "row": row}, tmp_path / "no")
     strong = next(one for label, one in rows.items() if label.startswith("ddp")).strong
@@ -326,6 +347,68 @@ def test_each_unlikeness_is_named_and_kept_out_of_the_speedups(tmp_path, name, v
     made = [table for experiment in experiments for table in tables.tables(experiment)]
     lines = [line for table in made for line in table.rows if "training" in line]
     assert [line[5] for line in lines] == ["4.00 †"]
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"attention": "sdpa", "fallbacks": ["attention sdpa instead of flash: no reason"]}, "attention sdpa against"),
+        ({"ranks": [{"rank": i, "uuid": f"other{i}"} for i in range(4)]}, "another machine: node1 with other cards"),
+        ({"dropout": {"hidden": 0.1, "attention": 0.1}}, "attention dropout 0.1 against 0.0"),
+        ({"versions": {"torch": "2.12.0+cu130", "cuda": "13.0"}}, "torch 2.12 against 2.13"),
+    ],
+)
+def test_a_doctored_record_gets_no_speedup(tmp_path, capsys, changes, said):
+    """The command itself, on a record whose arguments are those of its baseline."""
+    made = {name: campaign()[name] for name in ("base-0", "ddp4-0")}
+    page.report([save(tmp_path / "like", made)], out=tmp_path / "out")
+    assert "100.0 → 25.0      4.00" in capsys.readouterr().out
+    made["ddp4-0"] |= changes
+    page.report([save(tmp_path / "unlike", made)], out=tmp_path / "out")
+    output = capsys.readouterr().out
+    assert f"not compared: {said}" in output and "→" not in output and "4.00" not in output
+    for line in changes.get("fallbacks", []):
+        assert f"note: ddp × 4: fell back: {line}" in output
+
+
+def test_what_was_asked_for_forbids_nothing(tmp_path):
+    """A run that asked for fused and one that asked for flash are alike if flash ran in both."""
+    made = {name: campaign()[name] for name in ("base-0", "ddp4-0")}
+    made["ddp4-0"]["arguments"] |= {"attention": "fused", "compile": None, "attention_dropout": 0.1, "dropout": 0.1}
+    _, rows = compared(made, tmp_path)
+    assert not rows["ddp × 4"].strong.differences and rows["ddp × 4"].notes == ["one run alone, so no spread"]
+
+
+def test_what_neither_record_has_is_a_remark(tmp_path):
+    made = {name: campaign()[name] for name in ("base-0", "ddp4-0")}
+    for one in made.values():
+        for name in ("kernels", "dropout", "tf32", "graphs", "deterministic"):  # as older records
+            del one[name]
+        one["attention"], one["versions"] = "fused", {"torch": "2.13.0"}
+        one["model"]["dropout"], one["arguments"]["dropout"] = 0.1, None
+    _, rows = compared(made, tmp_path / "neither")
+    assert rows["ddp × 4"].strong.speedup["training"][0] == 4.0
+    unknown, assumed = rows["ddp × 4"].notes[-2:]
+    assert unknown.endswith("so not compared: own kernels, attention dropout, CUDA")
+    assert assumed.endswith("compared as asked for and not as it ran: TF32, deterministic, graphs, hidden dropout")
+    made["ddp4-0"]["arguments"]["cuda_graphs"] = False
+    _, rows = compared(made, tmp_path / "asked")
+    assert rows["ddp × 4"].strong.differences == ["graphs false against true"]
+
+
+def test_a_patch_of_torch_is_a_remark(tmp_path):
+    made = {name: campaign()[name] for name in ("base-0", "ddp4-0", "ddp4-1")}
+    made["ddp4-0"]["versions"]["torch"] = made["ddp4-1"]["versions"]["torch"] = "2.13.1+cu130"
+    _, rows = compared(made, tmp_path)
+    assert rows["ddp × 4"].strong.speedup["training"][0] == 100 / 25
+    assert rows["ddp × 4"].notes[-1] == "other torch than its baseline: 2.13.1+cu130 against 2.13.0+cu130"
+
+
+def test_repeats_on_another_torch_are_another_row(tmp_path):
+    made = {name: campaign()[name] for name in ("base-0", "ddp4-0", "ddp4-1")}
+    made["ddp4-1"]["versions"]["torch"] = "2.12.0+cu130"
+    _, rows = compared(made, tmp_path)
+    assert list(rows) == ["baseline × 1", "ddp × 4, torch 2.13", "ddp × 4, torch 2.12"]
 
 
 def test_nodes_of_one_cluster_are_one_machine(tmp_path):
@@ -550,7 +633,7 @@ def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     made["ddp2-0"]["ranks"][0]["node_shared"] = True
     made["ddp2-0"]["arguments"]["learning_rate"] = 1e-4
     made["ddp4-0"]["ranks"][3]["other_processes"] = 1
-    made["ddp4-0"]["versions"]["torch"] = "2.11.0"
+    made["ddp4-0"]["versions"]["torch"] = "2.13.1"
     _, rows = compared(made, tmp_path)
     assert rows["baseline × 1"].notes == [
         "base-1 took 2 attempts; its whole run is their sum; each warmed up, so an epoch after the first may hold a "
@@ -564,7 +647,7 @@ def test_notes_on_code_machines_attempts_and_settings(tmp_path):
     assert "other code than its baseline: abcdef0 against abcdef0, 1234567 with uncommitted changes" in two
     assert "ddp4-0 took 2 attempts; one was killed, so the whole run's time is not known" in four
     assert rows["ddp × 4"].stats["run_seconds"] is None
-    assert "other torch than its baseline: 2.11.0 against 2.13.0" in four
+    assert "other torch than its baseline: 2.13.1 against 2.13.0+cu130" in four
     assert rows["ddp × 2"].strong.speedup["training"][0] == pytest.approx(101 / 50)  # noted, not refused
 
 

@@ -3,8 +3,8 @@
     python -m tools.report RUNS... [--baseline NAME] [--f1 80] [--allow-unlike] [--out report]
 
 RUNS are run folders, run.json files, or folders of either. A ratio of times is called a speed-up only between runs
-alike in precision, model, data, global batch, epochs, card, kernels and machine. Written are OUT/report.html, which
-needs no other file, OUT/report.md, OUT/rows.csv and OUT/figures/ (PNG and SVG).
+alike in precision, model, data, global batch, epochs, card, kernels, dropout, versions and machine. Written are
+OUT/report.html, which needs no other file, OUT/report.md, OUT/rows.csv and OUT/figures/ (PNG and SVG).
 """
 
 from common import errors

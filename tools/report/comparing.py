@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from common.errors import UserError
 from tools.report.grouping import Row, experiment_key, name_cards
-from tools.report.reading import KERNELS, known, short
+from tools.report.reading import RAN, known, short, told
 
 SCOPES = ("training", "epoch", "run")  # what a speed-up can be of: the measures SCOPE_seconds
 
@@ -23,9 +23,12 @@ def unlike(row, base):
     found = {}
     for name, (identity, shown) in row.lead.facets.items():
         other, other_shown = base.lead.facets[name]
-        if name == "kernels" and identity != other:
-            differing = [kernel for kernel in KERNELS if identity[kernel] != other[kernel]]
-            found[name] = "; ".join(f"{k} {short(identity[k])} against {short(other[k])}" for k in differing)
+        if name in RAN:
+            differing = [part for part in RAN[name] if identity[part] != other[part]]
+            if "precision" in found:
+                differing = [part for part in differing if part != "TF32"]  # said already
+            if differing:
+                found[name] = "; ".join(f"{p} {told(identity[p])} against {told(other[p])}" for p in differing)
         elif identity != other:
             what = f"{shown} against {other_shown}" if shown != other_shown else f"{shown}, but not the same"
             found[name] = f"{name} {what}"
@@ -159,8 +162,15 @@ def versus(row, base):
     if names:
         parts = [f"{n} {short(row.lead.arguments.get(n))} against {short(base.lead.arguments.get(n))}" for n in names]
         found.append("other settings than its baseline: " + ", ".join(parts))
+    ran, other = row.lead.ran, base.lead.ran
+    unknown = [part for part in ran if ran[part] is None and other[part] is None]
+    if unknown:
+        found.append(f"neither its record nor its baseline's has, so not compared: {', '.join(unknown)}")
+    assumed = sorted({*row.lead.assumed, *base.lead.assumed})
+    if assumed:
+        found.append(f"older records, so compared as asked for and not as it ran: {', '.join(assumed)}")
     for name in ("code", "torch"):
-        if set(row.all(name)) != set(base.all(name)):
+        if set(row.all(name)) != set(base.all(name)) and (name == "code" or ran["torch"] == other["torch"]):
             found.append(f"other {name} than its baseline: {against(row.all(name), base.all(name))}")
     if set(row.all("threads")) != set(base.all("threads")):
         found.append(f"threads a rank, other than its baseline's: {against(row.all('threads'), base.all('threads'))}")

@@ -158,7 +158,7 @@ def build_experiment(rows, target):
             row.series, row.weak_series = row.series + more, row.weak_series + more
     for same in [[row for row in rows if row.label == label] for label in {row.label for row in rows}]:
         if len(same) > 1:
-            settings = [row.lead.arguments | row.lead.facets["kernels"][0] for row in same]
+            settings = [row.lead.arguments | row.lead.ran for row in same]
             names = sorted(name for name in set().union(*settings) if len({short(s.get(name)) for s in settings}) > 1)
             for number, (row, setting) in enumerate(zip(same, settings, strict=True), 1):
                 more = ", ".join(f"{name} {short(setting.get(name))}" for name in names) or f"no. {number}"
@@ -190,6 +190,8 @@ def row_notes(row, most):
             whole = "its whole run is their sum" if timed else "one was killed, so the whole run's time is not known"
             whole += "; each warmed up, so an epoch after the first may hold a warm-up"
             found.append(f"{run.name} took {run.attempts} attempts; {whole}")
+    for line in dict.fromkeys(line for run in row.finished for line in run.fallbacks):
+        found.append(f"fell back: {line}")
     if 0 < len(row.finished) < most:
         found.append(f"repeats missing: {len(row.finished)} where another row has {most}")
     if len(row.finished) == 1:

@@ -21,7 +21,12 @@ REQUIRED = object()
 # zero1 and shard as the strategy, others as the facet of their name.
 FREE = {name for name, kind in classes().items() if kind in ("input", "bookkeeping")} | {"seed", "device"}
 FREE |= {"zero1", "shard", "precision", "batch_size", "epochs", "max_length", "overlap"}
-KERNELS = ("attention", "compile", "cuda_graphs", "deterministic")
+FREE |= {"attention", "compile", "cuda_graphs", "deterministic", "dropout", "attention_dropout"}  # see read_ran
+RAN = {  # what must be alike as it ran, whatever was asked for: {facet: its parts}
+    "kernels": ("attention", "compile", "graphs", "own kernels", "deterministic", "TF32"),
+    "dropout": ("hidden dropout", "attention dropout"),
+    "versions": ("torch", "CUDA"),
+}
 SCORES = ("exact", "f1", "HasAns_f1", "NoAns_f1")  # the measures that do not depend on where and how fast
 
 
@@ -81,6 +86,11 @@ def short(value):
     return clean(value if isinstance(value, str) else json.dumps(value))
 
 
+def told(value):
+    """A value for a message; None is what a record does not have."""
+    return "unknown" if value is None else short(value)
+
+
 def take(record, path, name, kind, default=REQUIRED):
     """The value at `name` ("model.parameters") of a record, which must be of this kind; null counts as absent."""
     value = record
@@ -101,7 +111,8 @@ def take(record, path, name, kind, default=REQUIRED):
 class Run:
     """What a report needs of one run.json.
 
-    facets: what must be alike in a speed-up, {name: (identity, shown)}. arguments: the others that are not FREE.
+    facets: what must be alike in a speed-up, {name: (identity, shown)}. The identity of those in RAN is a dict of their
+    parts, each None if unknown. arguments: those that are not FREE.
     """
 
     path: Path
@@ -117,6 +128,8 @@ class Run:
     batch: int
     epochs_wanted: int | None
     facets: dict
+    assumed: tuple  # parts of facets in RAN that the record has only as they were asked for
+    fallbacks: list  # sentences: what ran instead of what was asked for
     arguments: dict
     epochs: list
     measures: dict
@@ -131,6 +144,11 @@ class Run:
     spans: list  # (begun, ended) of the attempts that say both, in seconds since 1970
     code: str
     torch: str
+
+    @property
+    def ran(self):
+        """{part: value} of all facets in RAN."""
+        return {part: value for facet in RAN for part, value in self.facets[facet][0].items()}
 
     @property
     def key(self):
@@ -181,6 +199,7 @@ def build_run(record, path):
     ways = dict.fromkeys(attempt_way(one, path, (strategy, ranks)) for one in attempts)
     begun_as = ", ".join(f"{name} × {count}" for name, count in ways if (name, count) != (strategy, ranks))
     spans = [[take(one, path, name, "a number", None) for name in ("started", "seconds")] for one in attempts]
+    ran, assumed = read_ran(get, bool(on_gpus))
     return Run(
         path=path,
         name=clean(path.parent.resolve().name if path.name == "run.json" else path.stem),
@@ -194,8 +213,10 @@ def build_run(record, path):
         nodes=get("nodes", "a whole number", 1),
         batch=batch,
         epochs_wanted=get("arguments.epochs", "a whole number", None),
-        facets=read_facets(get, given, path),
-        arguments={name: value for name, value in given.items() if name not in {*FREE, *KERNELS}},
+        facets=read_facets(get, given, path) | ran,
+        assumed=assumed,
+        fallbacks=get("fallbacks", "a list of texts", []),
+        arguments={name: value for name, value in given.items() if name not in FREE},
         epochs=epochs,
         measures=read_measures(get, epochs, attempts, begun_as, path),
         threads=None if on_gpus else get("threads", "a whole number", None),
@@ -217,12 +238,11 @@ def read_arguments(get):
 
 
 def read_facets(get, given, path):
-    """What must be alike in a speed-up, {name: (identity, shown)}."""
+    """What must be alike in a speed-up beside RAN, {name: (identity, shown)}."""
     places, on_gpus = get("ranks", "a list of objects", []), get("gpus", "a list of texts", [])
     names = on_gpus or [take(place, path, "name", "text", "") for place in places] or [get("device", "text", "CPU")]
     cards = ", ".join(sorted(set(names)))
     epochs, batch = get("arguments.epochs", "a whole number", None), get("arguments.batch_size", "a whole number")
-    kernels = {name: given.get(name) or False for name in KERNELS}
     return {
         "precision": (get("precision", "text"),) * 2,
         "model": model_facet(get),
@@ -230,8 +250,47 @@ def read_facets(get, given, path):
         "global batch": (batch, str(batch)),
         "epochs": (epochs, str(epochs)),
         "card": (cards, cards),
-        "kernels": (kernels, ", ".join(f"{name} {short(value)}" for name, value in kernels.items())),
     }
+
+
+def read_ran(get, on_gpus):
+    """(the facets in RAN, names of those parts that older records have only as they were asked for)."""
+    asked, kernels, products = get("arguments", "an object"), get("kernels", "a list of texts", None), {}
+    for name in ("matmul", "cudnn"):
+        products[name] = get(f"tf32.{name}", "true or false", None)
+    ran = {name: get(name, "true or false", None) for name in ("compile", "graphs", "deterministic")}
+    ran["attention"] = get("attention", "text", None)
+    ran["own kernels"] = None if kernels is None else ", ".join(kernels) or "none"
+    if None not in products.values():
+        ran["TF32"] = " and ".join(name for name, is_on in products.items() if is_on) or "off"
+    for name in ("hidden", "attention"):
+        ran[f"{name} dropout"] = get(f"dropout.{name}", "a number", None)
+    stand_in = {
+        "attention": asked.get("attention"),
+        "compile": asked.get("compile"),
+        "graphs": asked.get("cuda_graphs"),
+    }
+    stand_in["deterministic"] = asked.get("deterministic", False)
+    stand_in["TF32"] = "matmul and cudnn" if get("precision", "text") == "tf32" else "off"
+    own = get("model.dropout", "a number", None)
+    stand_in["hidden dropout"] = own if asked.get("dropout") is None else asked["dropout"]
+    stand_in["attention dropout"] = asked.get("attention_dropout")
+    assumed = [name for name, value in stand_in.items() if ran.get(name) is None and value is not None]
+    ran |= {name: stand_in[name] for name in assumed}
+    if ran["own kernels"] is None and ran["attention"] not in ("fused", None):
+        ran["own kernels"] = "none"  # only this backend has any
+    ran["torch"] = minor(get("versions.torch", "text", None))
+    ran["CUDA"] = minor(get("versions.cuda", "text", None)) if on_gpus else "none"
+    facets = {}
+    for facet, parts in RAN.items():
+        identity = {name: ran.get(name) for name in parts}
+        facets[facet] = identity, ", ".join(f"{name} {told(value)}" for name, value in identity.items())
+    return facets, tuple(assumed)
+
+
+def minor(version):
+    """The first two numbers of a version, as 2.13 of 2.13.0+cpu; None if there is no version."""
+    return version and ".".join(version.split("+")[0].split(".")[:2])
 
 
 def read_measures(get, epochs, attempts, begun_as, path):

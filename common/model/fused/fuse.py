@@ -1,4 +1,4 @@
-"""Putting the fused layers and embeddings in the place of transformers' own, with the same parameters."""
+"""Putting the fused layers and embeddings in the place of transformers' own, with the same parameters, and back."""
 
 import importlib.util
 
@@ -9,17 +9,31 @@ from common.model.fused.layer import Fused, Halves, can_fuse
 
 
 def fuse_layers(embeddings, layers):
-    """Let encoder layers that are BERT's run fused; False, and nothing done, if one is not or Triton is absent.
+    """Let encoder layers that are BERT's run fused; returns "", or why nothing was done.
 
     The embeddings too, if they are BERT's (RoBERTa's have one type).
     """
-    triton = importlib.util.find_spec("triton") is not None and not torch.version.hip  # tuned for NVIDIA's cards
-    if not triton or not layers or not all(map(can_fuse, layers)):
-        return False
+    if importlib.util.find_spec("triton") is None or torch.version.hip:  # tuned for NVIDIA's cards
+        return "Triton for CUDA is not installed"
+    if not layers or not all(map(can_fuse, layers)):
+        return "its layers are not BERT's"
     halves = Halves(layers)
     for layer in layers:
         layer.halves = halves
         layer.__class__ = type(f"Fused{type(layer).__name__}", (Fused, type(layer)), {})
     if can_fuse_embeddings(embeddings):
         embeddings.__class__ = type(f"Fused{type(embeddings).__name__}", (FusedEmbeddings, type(embeddings)), {})
-    return True
+    return ""
+
+
+def unfuse_layers(model):
+    """Give all fused modules of a model their own class back."""
+    for module in model.modules():
+        if isinstance(module, (Fused, FusedEmbeddings)):
+            module.__class__ = type(module).__bases__[-1]
+
+
+def fused_parts(model):
+    """Which parts of a model run on our own kernels, a list of names."""
+    parts = {"embeddings": FusedEmbeddings, "layers": Fused}
+    return [name for name, kind in parts.items() if any(isinstance(module, kind) for module in model.modules())]
