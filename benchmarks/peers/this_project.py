@@ -21,10 +21,11 @@ def train(bench):
     strategy = bench.way.options.get("strategy", "baseline" if bench.world_size == 1 else "ddp")
     batch_size = bench.way.batch_size * bench.world_size
     setting = Setting(Choice(strategy, batch_size), args, bench.features, here)
+    bench.network = setting.model.network
     bench.attention, bench.compile = setting.model.attention, setting.model.compiled
     while True:
         setting.step()
         if bench.step():
             break
-    del setting
+    del setting, bench.network
     here.finish()
