@@ -3,11 +3,13 @@
     python -m benchmarks.compare --out FOLDER                       # SQuAD v1.1, BERT-base's shape, on one GPU
     python -m benchmarks.compare --out FOLDER --ranks 2             # on two
     python -m benchmarks.compare --out FOLDER --shape tiny --seconds 0.2 --rounds 1 --ways course-loop-8-fp32
+    python -m benchmarks.compare --out FOLDER --ways hf-trainer-32 -- --epochs 2    # also whole runs, to their F1
 
 Each way is built once, in a process of its own (one a rank), and stands still until it is its turn: all ways take turns
-in each of --rounds rounds, a few seconds each. The number in a way's name is a rank's windows in a batch. Every way
-leaves a run record, NAME.json, in --out, written anew after each turn. On a CPU all is fp32 and uncompiled, gloo joins
-the ranks, and the ways that need GPUs say so.
+in each of --rounds rounds, a few seconds each. A peer is measured in both settings: with its own attention dropout, and
+with 0 as here. The number in a way's name is a rank's windows in a batch. Every way leaves a run record, NAME.json, in
+--out, written anew after each turn. On a CPU all is fp32 and uncompiled, gloo joins the ranks, and the ways that need
+GPUs say so.
 """
 
 import argparse
@@ -23,13 +25,14 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
 from benchmarks.peers.harness import Way
+from benchmarks.whole_runs import equal_f1, has_whole_run, machine, train_whole
 from benchmarks.workload import add_workload, build_network, load_windows
 from common import errors
 from common.args import above_zero, positive, whole
@@ -41,6 +44,7 @@ from common.run.environment import environment
 from common.run.record import SCHEMA, write_json
 
 LIMIT = 240  # seconds until a turn is given up
+SETTINGS = ("own", "matched")  # a peer's attention dropout: the model's own, or 0 as here
 LEAD = 3  # steps before the clock of each turn starts
 HF = {"module": "hf_trainer", "needs": "accelerate"}
 LIGHTNING = {"module": "lightning_trainer", "needs": "lightning"}
@@ -94,7 +98,8 @@ def build_parser():
     parser.add_argument("--seconds", type=above_zero, default=2.0, help="of a turn")
     parser.add_argument("--warmup", type=positive, default=10, help="steps of each way before its first turn")
     parser.add_argument("--together", type=positive, help="ways that warm up at once; default: 4 on GPUs, else 1")
-    parser.add_argument("--attention-dropout", type=float, help="of the peers; default: the model's own")
+    parser.add_argument("--dropout", nargs="+", choices=SETTINGS, default=SETTINGS, help="of the peers; default: both")
+    parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENTS", help="for whole runs after the turns")
     return parser
 
 
@@ -105,13 +110,14 @@ def chosen_ways(args, on_cuda):
     """
     asked = [way for way in WAYS if not args.ways or way.name in args.ways]
     ours = {f"this-project-{way.batch_size}" for way in asked}
-    found = {}
+    found = {}  # by what makes a way another one
     for way in WAYS:
         fits = way.ranks in ("any", "one" if args.ranks == 1 else "many")
         if fits and (way in asked or way.name in ours):
             options = {name: value for name, value in way.options.items() if on_cuda or name != "compile"}
-            kind = [way.module, way.batch_size, way.pad_to, options, on_cuda and way.precision]
-            found.setdefault(json.dumps(kind), way)
+            for dropout in ["own"] if way.ours else args.dropout:
+                kind = [way.module, way.batch_size, way.pad_to, options, on_cuda and way.precision, dropout]
+                found.setdefault(json.dumps(kind), replace(way, dropout=dropout))
     return list(found.values())
 
 
@@ -217,11 +223,7 @@ def start_record(way, ranks, args, questions, features, surrounding):
     with torch.device("meta"):
         network = build_network(args.shape)
     parameters, outside = count_parameters(network)
-    dropout = args.attention_dropout
-    if way.module == "this_project":
-        dropout = 0.0
-    elif dropout is None:
-        dropout = network.config.attention_probs_dropout_prob
+    dropout = 0.0 if way.ours or way.dropout == "matched" else network.config.attention_probs_dropout_prob
     arguments = {"batch_size": way.batch_size * ranks, "pad_to": way.pad_to, **way.options}
     arguments |= {"max_length": 384, "overlap": 128, "attention_dropout": dropout, "seconds": args.seconds}
     return {
@@ -230,7 +232,8 @@ def start_record(way, ranks, args, questions, features, surrounding):
         "started": time.time(),
         **surrounding,
         "way": way.name,
-        "strategy": way.name,
+        "dropout": {"setting": way.dropout},  # what was applied joins it after a turn
+        "strategy": way.full_name,
         "arguments": arguments,
         "data": {"name": questions.path.name, "train": data},
         "model": {
@@ -263,7 +266,10 @@ def add_round(record, replies, on_cuda):
     record["rounds"].append(
         {"windows_per_second": speed, **{key: first[key] for key in ("steps", "seconds", "cpu_seconds")}}
     )
+    setting = record["dropout"]["setting"]
     record |= {key: first[key] for key in ("threads", "precision")} | first["ran"]
+    record["dropout"] = {"setting": setting, **first["ran"]["dropout"]}
+    record["arguments"]["attention_dropout"] = record["dropout"]["attention"]
     record |= {"gpus": names} if on_cuda else {"device": names[0]}
     record["ranks"] = devices  # their UUIDs tell a report whether two records are of one machine
     record |= {
@@ -293,6 +299,30 @@ def read_records(folder):
     return records
 
 
+def leads(records, record):
+    """How many times as fast this project is as a way: (at its default precision, at the way's); None if unknown.
+
+    Only a record of the same machine with as many windows on as many ranks counts.
+    """
+    ranks, batch, precision = record["world_size"], record["arguments"]["batch_size"], record["precision"]
+    names = [f"this-project-{batch // ranks}{end}-x{ranks}" for end in ("", f"-{precision}")]
+    ours = [records.get(name) for name in names]
+    ours = [one if one and one["rounds"] and machine(one) == machine(record) else None for one in ours]
+    equal = next((one for one in ours if one and one["precision"] == precision), None)
+    return [one and one["windows_per_second"] / record["windows_per_second"] for one in (ours[0], equal)]
+
+
+def closest(records):
+    """Of each peer the record of the setting in which this project leads by less, and this project's own records."""
+    found = {}
+    for name, record in records.items():
+        lead = (leads(records, record)[0] if record["rounds"] else None) or float("inf")
+        key = record["way"], record["world_size"]
+        if key not in found or lead < found[key][0]:
+            found[key] = lead, name
+    return {name: records[name] for _, name in found.values()}
+
+
 def rows(records):
     """What the tables say, a dict for each measured way. records: see `read_records`.
 
@@ -300,45 +330,35 @@ def rows(records):
     records of other cards or another torch: see `place`.
     """
     order = [way.name for way in WAYS]
+
+    def place(record):
+        return record["world_size"], order.index(record["way"]), -record["arguments"]["attention_dropout"]
+
     found = []
-    for record in sorted(records.values(), key=lambda one: (one["world_size"], order.index(one["way"]))):
-        if not record["rounds"]:
-            continue
-        ranks, batch, precision = record["world_size"], record["arguments"]["batch_size"], record["precision"]
-        names = (f"this-project-{batch // ranks}{end}-x{ranks}" for end in ("", f"-{precision}"))
-        ours = [records.get(name, {}) for name in names]
-        ours = [one if one and place(one) == place(record) else {} for one in ours]
-        usual = ours[0].get("windows_per_second")
-        equal = next((one.get("windows_per_second") for one in ours if one.get("precision") == precision), None)
+    for record in sorted((one for one in records.values() if one["rounds"]), key=place):
+        ranks, batch = record["world_size"], record["arguments"]["batch_size"]
+        lead, equal = (f"{times:.2f}" if times else "–" for times in leads(records, record))
         median, least, most = (f(speeds(record)) for f in (statistics.median, min, max))
         found.append(
             {
                 "way": record["way"],
                 "ranks": str(ranks),
                 "batch": str(batch),
-                "precision": precision,
+                "precision": record["precision"],
                 "padded to": str(record["arguments"]["pad_to"] or "longest")
                 if record["attention"] == "padded"
-                else "-",
+                else "–",
+                "attention dropout": f"{record['arguments']['attention_dropout']:g}",
                 "windows/s": speed_text(median),
                 "least": speed_text(least),
                 "most": speed_text(most),
-                "ours ÷ it": f"{usual / median:.2f}" if usual else "-",
-                "at its precision": f"{equal / median:.2f}" if equal else "-",
+                "ours ÷ it": lead,
+                "at its precision": equal,
+                "s to equal F1": equal_f1(record, records.get(f"this-project-{batch // ranks}-x{ranks}")),
                 "GB a rank": f"{max(record['peak_memory_bytes']) / 1e9:.1f}",
             }
         )
     return found
-
-
-def place(record):
-    """Where a way was measured: host, cards and versions. Ratios are of records that have all of them alike.
-
-    data-parallel's one process names the same cards as the others' ranks do. Older records name none.
-    """
-    cards = {one.get("uuid") for one in record.get("ranks", [])} - {None}
-    versions = [record.get("versions", {}).get(name) for name in ("torch", "cuda")]
-    return record.get("host"), sorted(cards), sorted(record["gpus"]), versions
 
 
 def speed_text(speed):
@@ -356,104 +376,136 @@ def table(found):
 def missing(records):
     """A line for each way that could not be measured, or not to the end."""
     return [
-        f"{one['way']} on {one['world_size']}: {one['error']}" for one in records.values() if one["status"] == "failed"
+        f"{one['strategy']} on {one['world_size']}: {one['error']}"
+        for one in records.values()
+        if one["status"] == "failed"
     ]
+
+
+class Comparison:
+    """All ways of one call, built once, which take turns. records: {way's name and ranks: record}, in `out` as well."""
+
+    def __init__(self, args, out, on_cuda):
+        self.args, self.out, self.on_cuda, self.began = args, out, on_cuda, time.perf_counter()
+        self.ways = {f"{way.full_name}-x{args.ranks}": way for way in chosen_ways(args, on_cuda)}
+        self.records, self.running, self.steps = {}, {}, {}
+
+    def log(self, text):
+        print(f"{time.perf_counter() - self.began:6.1f} s  {text}", flush=True)
+
+    def save(self, name, **changes):
+        self.records[name] |= changes
+        write_json(self.out / f"{name}.json", self.records[name], indent=1)
+
+    def fail(self, name, error):
+        self.save(name, status="failed", error=str(error))
+        self.running.pop(name, None)
+        self.log(f"{name}: {error}")
+
+    def start(self):
+        """Start the processes of all ways, with their records."""
+        args = self.args
+        questions, _, features = load_windows(args)  # the ways find them in the cache
+        largest = max(way.batch_size for way in WAYS) * args.ranks
+        if len(trainable_windows(features)) < largest:
+            raise UserError(f"{questions.path}: has fewer than the {largest} windows of the largest batch")
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.out}: cannot be made: {error.strerror}; name another --out") from None
+        surrounding = environment()
+        for package in filter(importlib.util.find_spec, ("accelerate", "lightning", "deepspeed")):
+            surrounding["versions"][package] = metadata.version(package)
+        for name, way in self.ways.items():
+            self.records[name] = start_record(way, args.ranks, args, questions, features, surrounding)
+            hindrance = obstacle(way, args.ranks, self.on_cuda)
+            if hindrance:
+                self.fail(name, hindrance)
+            else:
+                self.running[name] = Processes(way, args, args.ranks, self.out / f"{name}.log")
+
+    def warm(self, name):
+        """Seconds until a way has made its untimed steps."""
+        started = time.perf_counter()
+        self.running[name].turn(1, self.args.warmup * (self.ways[name].warmup if self.on_cuda else 1))
+        return time.perf_counter() - started
+
+    def warm_all(self):
+        with concurrent.futures.ThreadPoolExecutor(self.args.together or (4 if self.on_cuda else 1)) as pool:
+            warming = {pool.submit(self.warm, name): name for name in self.running}
+            for future in concurrent.futures.as_completed(warming):
+                name = warming[future]
+                try:
+                    self.save(name, seconds={"start": future.result()})
+                    self.log(f"{name}: warm")
+                except Failure as error:
+                    self.fail(name, error)
+
+    def take_turns(self, number):
+        """A turn of each way. Round 0 finds how many steps a turn has."""
+        for name in list(self.running):
+            cycle = self.ways[name].cycle
+            try:
+                replies = self.running[name].turn(LEAD, max(self.steps.get(name, 5), cycle))
+            except Failure as error:
+                self.fail(name, error)
+                continue
+            if number == 0:
+                a_second = replies[0]["steps"] / replies[0]["seconds"]
+                self.steps[name] = max(1, round(a_second * self.args.seconds / cycle)) * cycle
+                continue
+            record = add_round(self.records[name], replies, self.on_cuda)
+            self.save(name)
+            speed = speed_text(speeds(record)[-1])
+            self.log(f"round {number}/{self.args.rounds}  {name}: {speed} windows/s")
+
+    def measure(self):
+        try:
+            self.start()
+            self.warm_all()
+            for number in range(self.args.rounds + 1):
+                self.take_turns(number)
+        finally:
+            with concurrent.futures.ThreadPoolExecutor(32) as pool:
+                list(pool.map(Processes.close, self.running.values()))
+
+    def train_whole(self):
+        """Whole runs of the measured ways that have a command for one."""
+        for name, way in self.ways.items():
+            if name in self.records and has_whole_run(way, self.args.ranks):
+                result = train_whole(way, self.args)
+                self.save(name, whole_run=result)
+                self.log(f"{name}: {result.get('error') or result['epochs']}")
 
 
 def main():
     args = build_parser().parse_args()
     out = Path(args.out)
     records = read_records(out)
-    if args.rounds:
-        if records:
-            raise UserError(f"{out}: holds records already; name another --out, or --rounds 0 to show them")
-        records = compare(args, out)
-    elif not records:
+    if args.rounds and records:
+        raise UserError(f"{out}: holds records already; name another --out, or --rounds 0 to show them")
+    if not args.rounds and not records:
         raise UserError(f"{out}: holds no records to show")
+    if args.rounds or args.arguments:
+        gpus = torch.cuda.device_count() if args.device != "cpu" else 0
+        on_cuda = args.device == "cuda" or gpus > 0
+        args.device = "cuda" if on_cuda else "cpu"
+        if on_cuda and args.ranks > gpus:
+            raise UserError(f"--ranks {args.ranks}: {gpus} GPUs are visible")
+        comparison = Comparison(args, out, on_cuda)
+        if args.rounds:
+            comparison.measure()
+        else:
+            comparison.records = records
+        if args.arguments:
+            comparison.train_whole()
+        records = comparison.records
     found = rows(records)
     if found:
         print(table(found))
     for line in missing(records):
         print(f"not measured: {line}")
     return int(not found)
-
-
-def compare(args, out):
-    """Measure; returns {way's name and ranks: record}, which lie in the folder `out` as well."""
-    gpus = torch.cuda.device_count() if args.device != "cpu" else 0
-    on_cuda = args.device == "cuda" or gpus > 0
-    args.device = "cuda" if on_cuda else "cpu"
-    if on_cuda and args.ranks > gpus:
-        raise UserError(f"--ranks {args.ranks}: {gpus} GPUs are visible")
-    began = time.perf_counter()
-
-    def log(text):
-        print(f"{time.perf_counter() - began:6.1f} s  {text}", flush=True)
-
-    questions, _, features = load_windows(args)  # the ways find them in the cache
-    largest = max(way.batch_size for way in WAYS) * args.ranks
-    if len(trainable_windows(features)) < largest:
-        raise UserError(f"{questions.path}: has fewer than the {largest} windows of the largest batch")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be made: {error.strerror}; name another --out") from None
-    surrounding, records, running = environment(), {}, {}
-    for package in filter(importlib.util.find_spec, ("accelerate", "lightning", "deepspeed")):
-        surrounding["versions"][package] = metadata.version(package)
-
-    def save(name, **changes):
-        records[name] |= changes
-        write_json(out / f"{name}.json", records[name], indent=1)
-
-    def fail(name, error):
-        save(name, status="failed", error=str(error))
-        running.pop(name, None)
-        log(f"{name}: {error}")
-
-    def warm(name, way, processes):
-        started = time.perf_counter()
-        processes.turn(1, args.warmup * (way.warmup if on_cuda else 1))
-        return time.perf_counter() - started
-
-    ways = {f"{way.name}-x{args.ranks}": way for way in chosen_ways(args, on_cuda)}
-    try:
-        for name, way in ways.items():
-            records[name] = start_record(way, args.ranks, args, questions, features, surrounding)
-            hindrance = obstacle(way, args.ranks, on_cuda)
-            if hindrance:
-                fail(name, hindrance)
-            else:
-                running[name] = Processes(way, args, args.ranks, out / f"{name}.log")
-        with concurrent.futures.ThreadPoolExecutor(args.together or (4 if on_cuda else 1)) as pool:
-            warming = {pool.submit(warm, name, ways[name], running[name]): name for name in running}
-            for future in concurrent.futures.as_completed(warming):
-                name = warming[future]
-                try:
-                    save(name, seconds={"start": future.result()})
-                    log(f"{name}: warm")
-                except Failure as error:
-                    fail(name, error)
-        steps = {}
-        for number in range(args.rounds + 1):  # round 0 finds how many steps a turn has
-            for name in [name for name in ways if name in running]:
-                cycle = ways[name].cycle
-                try:
-                    replies = running[name].turn(LEAD, max(steps.get(name, 5), cycle))
-                except Failure as error:
-                    fail(name, error)
-                    continue
-                if number == 0:
-                    a_second = replies[0]["steps"] / replies[0]["seconds"]
-                    steps[name] = max(1, round(a_second * args.seconds / cycle)) * cycle
-                    continue
-                add_round(records[name], replies, on_cuda)
-                save(name)
-                log(f"round {number}/{args.rounds}  {name}: {speed_text(speeds(records[name])[-1])} windows/s")
-    finally:
-        with concurrent.futures.ThreadPoolExecutor(32) as pool:
-            list(pool.map(Processes.close, running.values()))
-    return records
 
 
 if __name__ == "__main__":

@@ -15,15 +15,15 @@ import time
 import torch
 import transformers
 
-from benchmarks.peers.harness import PaddedWindows
+from benchmarks.peers.harness import PaddedWindows, applied_dropout
 from common import errors
 from common.args import RESOLVED, build_parser, classes
 from common.data.data import Data
 from common.errors import UserError
-from common.model.loading import load_model
+from common.model.loading import load_config, load_model, set_dropout
 from common.model.precision import HALF, compute_in
 from common.run.devices import peak_memory, synchronize
-from common.run.environment import applied_dropout, describe
+from common.run.environment import describe
 from common.run.record import RunFolder
 from common.run.results import write_results
 from common.run.seeds import seed_everything
@@ -35,7 +35,7 @@ from common.scoring.selection import Selection, first_threshold
 RECIPE = {"batch_size": 32, "learning_rate": 5e-5, "warmup": 0.0, "weight_decay": 0.0}
 # The options of baseline.py that mean the same here: those that name the data, the model and the experiment, and these.
 ALSO = {"cache_dir", "run_name", "runs_dir", "device", "compile", "eval_tokens", "n_best"}
-BUT = {"dropout", "attention_dropout", "tune_fraction", "patience"}  # the Trainer has its own way
+BUT = {"dropout", "tune_fraction", "patience"}  # the Trainer has its own way
 
 
 def takes(argument, kind):
@@ -67,7 +67,7 @@ class Epochs(transformers.TrainerCallback):
 def main():
     parser = build_parser(__doc__)
     parser.prog = "python -m benchmarks.quality"
-    parser.set_defaults(**RECIPE)
+    parser.set_defaults(**RECIPE, attention_dropout=None)  # None: the model's own
     args = resolve(parser)
     for name, kind in classes(parser).items():
         if name not in RESOLVED and not takes(name, kind) and getattr(args, name) != parser.get_default(name):
@@ -84,16 +84,21 @@ def main():
     compute_in(judge, HALF.get(args.precision))
     transformers.logging.set_verbosity_error()  # it would report the new head at length
     seed_everything(args.seed)
+    config = load_config(args.model_path)
+    if args.attention_dropout is not None:
+        set_dropout(config, None, args.attention_dropout)
     network = transformers.AutoModelForQuestionAnswering.from_pretrained(
-        args.model_path, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        args.model_path, config=config, dtype=torch.float32, local_files_only=True, use_safetensors=True
     )
+    dropout = applied_dropout(network)
+    args.attention_dropout = dropout["attention"]  # for the record
     seconds["load"] = time.perf_counter() - begin
     threshold, selection = first_threshold(features), Selection(args.select, patience=0)
     windows = PaddedWindows(features["train"], args.max_length)
 
     with RunFolder(args.runs_dir, args.run_name) as folder, tempfile.TemporaryDirectory() as scratch:
         record = describe(args, "hf-trainer", judge, data, world, seconds)
-        dropout = applied_dropout(network.config, "padded")  # all of these are the Trainer's, not the judge's
+        # All of these are the Trainer's, not the judge's.
         record |= {"compile": args.compile, "graphs": False, "kernels": [], "dropout": dropout, "fallbacks": []}
         folder.update(record | {"attention": "padded"})
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.readme
 
-The README has the tables of the records in SHOWN, between two marker lines, docs/performance.md those of all. A test
-asserts that both are what this command would write.
+The README has the tables of the records in SHOWN, between two marker lines, docs/performance.md those of all. Of each
+peer the README shows the setting of attention dropout in which this project leads by less. A test asserts that both are
+what this command would write.
 """
 
 import json
@@ -16,7 +17,7 @@ from common.errors import UserError
 BEGIN = "<!-- written by `python -m benchmarks.readme` from benchmarks/records -->\n"
 END = "<!-- end of what benchmarks.readme writes -->\n"
 RECORDS = ROOT / "benchmarks" / "records"
-SHOWN = ("peers-h100", "cpu-trainer", "steps-h100", "scaling-h200x4", "quality-minilm")
+SHOWN = ("peers-h100", "cpu-trainer", "cpu-trainer-no-dropout", "steps-h100", "scaling-h200x4", "quality-minilm")
 ALL = """# Performance
 
 The tables of all records, by `python -m benchmarks.readme`. [benchmarks/README.md](../benchmarks/README.md) says how
@@ -35,6 +36,8 @@ def section(records=RECORDS, shown=None):
         ("Quality against time", "*-minilm*", quality, "quality"),
     ):
         folders = sorted(one for one in records.glob(pattern) if one.is_dir() and one.name in (shown or [one.name]))
+        if shown and tell is peers:
+            folders, tell = sorted(folders, key=smallest_lead)[:1], peers_in_brief
         told = [tell(folder) for folder in folders]
         missing = f"No record yet: `python -m benchmarks.{command}` makes one."
         parts.append(f"### {title}\n\n" + ("\n\n".join(told) or missing))
@@ -73,25 +76,67 @@ def caption(folder, model, device, torch, what):
     return f"{'; '.join(filter(None, (setting, what)))} (`benchmarks/records/{folder.name}`).\n\n"
 
 
-def peers(folder):
+def measured_peers(records):
+    return [one for one in records.values() if one["rounds"] and not one["way"].startswith("this-project")]
+
+
+def smallest_lead(folder):
+    """The least times that this project is as fast as a peer of compare's folder."""
+    records = compare.read_records(folder)
+    found = (compare.leads(records, one)[0] for one in measured_peers(records))
+    return min(filter(None, found), default=float("inf"))
+
+
+def dropout_text(records, brief):
+    """Which settings of attention dropout the records of compare have, in sentences."""
+    settings = {}
+    for one in measured_peers(records):
+        settings.setdefault(f"`{one['way']}`", set()).add(one["arguments"]["attention_dropout"])
+    own = [way for way, values in settings.items() if 0 not in values]
+    if not settings:
+        return "No peer was measured."
+    if own == list(settings):
+        values = each(sorted(set.union(*settings.values())))
+        return f"**The peers ran with attention dropout {values}, this project with 0. No peer here ran with 0.**"
+    if max(map(len, settings.values())) == 1 and not own:
+        return "Attention dropout was 0 in all ways."
+    text = "Each peer ran with its own attention dropout and with 0, which this project has."
+    text += " Its row here is the setting in which this project leads by less." if brief else ""
+    return text + (f" **Not measured with 0: {', '.join(own)}.**" if own else "")
+
+
+def peers_in_brief(folder):
+    """compare's table for README: of each peer one setting, and six columns."""
+    return peers(folder, brief=True)
+
+
+def peers(folder, brief=False):
     """compare's table."""
     records = compare.read_records(folder)
     measured = [one for one in records.values() if one["rounds"]]
     rounds = each(len(one["rounds"]) for one in measured)
-    dropout = each(one["arguments"]["attention_dropout"] for one in measured if one["way"][:5] != "this-")
     found = []
-    for row in compare.rows(records):
+    for row in compare.rows(compare.closest(records) if brief else records):
         row["windows/s"] = f"{row['windows/s']} ({row.pop('least')} to {row.pop('most')})"
         row["way"] = f"`{row['way']}`"
+        if brief:
+            row["ours ÷ it"] += f" ({row['at its precision']})"
+            columns = ("way", "precision", "attention dropout", "windows/s", "ours ÷ it", "s to equal F1")
+            row = {name: row[name] for name in columns}
         found.append(row)
+    trained = each(one["whole_run"]["model"]["name"] for one in measured if "epochs" in one.get("whole_run", {}))
     text = caption(
         folder,
         each(one["model"]["name"] for one in measured),
         each(name for one in measured for name in (one["gpus"] or [f"{one['device']}, {one['threads']} threads"])),
         each(one["versions"]["torch"] for one in measured),
-        f"attention dropout of the others {dropout}; all ways in turn, median of {rounds} turns (least to most)",
+        f"all ways in turn, median of {rounds} turns (least to most)"
+        + (f"; seconds to equal F1: {trained}" if trained else ""),
     )
-    missing = dict.fromkeys(f"{one['way']}: {one['error']}" for one in records.values() if one["status"] == "failed")
+    text += dropout_text(records, brief) + "\n\n"
+    missing = dict.fromkeys(
+        f"{one['strategy']}: {one['error']}" for one in records.values() if one["status"] == "failed"
+    )
     return text + compare.table(found) + (f"\n\nNot measured: {'; '.join(missing)}." if missing else "")
 
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from benchmarks.workload import build_network, load_windows
 from common import errors
 from common.data.windows import trainable_windows
 from common.run.devices import device_name, device_uuid, peak_memory, synchronize
-from common.run.environment import applied_dropout, switches
+from common.run.environment import switches
 from common.run.seeds import quiet_warnings
 from common.run.settings import choose_precision
 
@@ -31,7 +32,8 @@ class Way:
     batch_size: windows of each rank. precision: on GPUs. pad_to: tokens in every row; None: the batch's longest window.
     options: for the module. ranks: "one", "many" or "any". needs: a package beyond requirements.txt. gpus_from: the
     number of ranks from which it runs on GPUs only. alone: one process takes all GPUs. cycle: time multiples of so many
-    steps. warmup: times the usual one, on GPUs.
+    steps. warmup: times the usual one, on GPUs. dropout: the setting of a peer: "own" keeps the model's attention
+    dropout, "matched" sets it to 0, as this project has it.
     """
 
     name: str
@@ -46,6 +48,25 @@ class Way:
     alone: bool = False
     cycle: int = 1
     warmup: int = 1
+    dropout: str = "own"
+
+    @property
+    def ours(self):
+        return self.module == "this_project"
+
+    @property
+    def full_name(self):
+        """The name with the setting, "hf-trainer-8-own". This project has one setting and no suffix."""
+        return self.name if self.ours else f"{self.name}-{self.dropout}"
+
+
+def applied_dropout(network):
+    """{"attention", "hidden"}: the dropout that the modules of a BERT network apply."""
+    rates = {"attention": set(), "hidden": set()}
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Dropout):
+            rates["attention" if ".attention.self." in name else "hidden"].add(module.p)
+    return {kind: max(found, default=0.0) for kind, found in rates.items()}
 
 
 class PaddedWindows(torch.utils.data.Dataset):
@@ -82,8 +103,8 @@ class Bench:
     turns: an iterator of (untimed, timed) steps. reply: called after each turn with its figures.
     """
 
-    def __init__(self, way, shape, attention_dropout, features, tokenizer, device, ranks, turns, reply):
-        self.way, self.shape, self.attention_dropout = way, shape, attention_dropout
+    def __init__(self, way, shape, features, tokenizer, device, ranks, turns, reply):
+        self.way, self.shape = way, shape
         self.features, self.tokenizer, self.device = features, tokenizer, device
         self.rank, self.world_size = ranks
         self.turns, self.reply, self.done = turns, reply, 0
@@ -132,10 +153,9 @@ class Bench:
         """The network, the data set and its collator, as transformers' run_qa.py makes them."""
         from transformers import DataCollatorWithPadding, default_data_collator
 
-        dropout = self.attention_dropout
-        changes = {} if dropout is None else {"attention_probs_dropout_prob": dropout}
+        changes = {"attention_probs_dropout_prob": 0.0} if self.way.dropout == "matched" else {}
         network = build_network(self.shape, **changes)
-        self.ran["dropout"] = applied_dropout(network.config, "padded")
+        self.ran["dropout"] = applied_dropout(network)
         dataset, collate = PaddedWindows(self.features, self.way.pad_to), default_data_collator
         if self.way.pad_to is None:
             collate = DataCollatorWithPadding(
@@ -173,9 +193,7 @@ def main():
     def reply(figures):
         print(json.dumps(figures), file=replies, flush=True)
 
-    bench = Bench(
-        way, args.shape, args.attention_dropout, features, tokenizer, device, (rank, world_size), turns, reply
-    )
+    bench = Bench(way, args.shape, features, tokenizer, device, (rank, world_size), turns, reply)
     module.train(bench)
     if bench.last is not None:
         raise RuntimeError("the training loop ended by itself")

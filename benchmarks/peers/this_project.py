@@ -27,5 +27,5 @@ def train(bench):
         setting.step()
         if bench.step():
             break
-    del setting
+    del setting, bench.network
     here.finish()

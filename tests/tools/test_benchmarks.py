@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import ROOT, SAMPLE, minilm_tokenizer, sample_features
+from tiny import ROOT, SAMPLE, minilm_tokenizer, sample_features, save_network
 
-from benchmarks import compare
+from benchmarks import compare, whole_runs
 from benchmarks.peers.harness import Bench, PaddedWindows
 from benchmarks.workload import build_network
 from common.data.packing import pack
@@ -95,9 +95,7 @@ def train(name, turns, **changes):
     """What a way replies to these turns on a few windows of the sample."""
     way, replies = replace(WAYS[name], batch_size=4, **changes), []
     features, _ = sample_features()
-    bench = Bench(
-        way, "tiny", None, features, minilm_tokenizer(), torch.device("cpu"), (0, 1), iter(turns), replies.append
-    )
+    bench = Bench(way, "tiny", features, minilm_tokenizer(), torch.device("cpu"), (0, 1), iter(turns), replies.append)
     importlib.import_module(f"benchmarks.peers.{way.module}").train(bench)
     assert bench.done == sum(map(sum, turns)) and bench.last is None
     return replies
@@ -122,6 +120,11 @@ def test_a_way_trains_in_turns(name):
         assert ran["dropout"] == {"hidden": 0.1, "attention": 0.0 if ours else 0.1}
         assert not any(ran[one] for one in ("compile", "graphs", "kernels", "fallbacks", "deterministic"))
         assert ran["tf32"] == {"matmul": False, "cudnn": False}
+
+
+def test_a_peer_in_the_matched_setting_has_no_attention_dropout():
+    (reply,) = train("course-loop-8-fp32", [(1, 1)], pad_to=None, dropout="matched")
+    assert reply["ran"]["dropout"] == {"attention": 0.0, "hidden": 0.1}
 
 
 def test_a_way_trains_the_network(monkeypatch):
@@ -156,23 +159,24 @@ def test_the_comparison_on_two_ranks(monkeypatch, capsys, tmp_path):
     names = ["this-project-8", "hf-trainer-8-dynamic", "data-parallel-8"]
     monkeypatch.setattr(compare, "WAYS", [*(WAYS[name] for name in names), broken])
     out, options = tmp_path / "out", ["--ranks", "2", "--rounds", "2", "--cache-dir", tmp_path / "cache"]
+    options += ["--dropout", "own"]
     assert run_compare(monkeypatch, *options, "--out", out) == 0
     output = capsys.readouterr().out
     records = compare.read_records(out)
-    assert set(records) == {f"{name}-x2" for name in [*names, "lightning-ddp-8"]}
-    for name in ("this-project-8-x2", "hf-trainer-8-dynamic-x2"):
+    assert set(records) == {"this-project-8-x2", *(f"{name}-own-x2" for name in [*names[1:], "lightning-ddp-8"])}
+    for name in ("this-project-8-x2", "hf-trainer-8-dynamic-own-x2"):
         record, run = records[name], read_run(out / f"{name}.json")
         speeds = [16 * one["steps"] / one["seconds"] for one in record["rounds"]]
         assert record["status"] == "finished" and len(speeds) == 2 and run.ranks == 2 and run.batch == 16
         assert run.measures["windows_per_second"] == pytest.approx(sum(speeds) / 2)
         assert run.assumed == () and None not in run.ran.values()  # a report knows all that ran
         assert len(record["peak_memory_bytes"]) == 2 and f"| {record['way']} " in output
-    assert records["data-parallel-8-x2"]["error"] == "runs on GPUs only"
-    assert "not measured: data-parallel-8 on 2: runs on GPUs only" in output
-    failed = records["lightning-ddp-8-x2"]
+    assert records["data-parallel-8-own-x2"]["error"] == "runs on GPUs only"
+    assert "not measured: data-parallel-8-own on 2: runs on GPUs only" in output
+    failed = records["lightning-ddp-8-own-x2"]
     assert failed["status"] == "failed" and failed["error"].startswith("ModuleNotFoundError: No module named")
-    assert "no_such_module" in (out / "lightning-ddp-8-x2.log").read_text()
-    assert "not measured: lightning-ddp-8 on 2: ModuleNotFoundError" in output
+    assert "no_such_module" in (out / "lightning-ddp-8-own-x2.log").read_text()
+    assert "not measured: lightning-ddp-8-own on 2: ModuleNotFoundError" in output
     assert sorted(path.suffix for path in out.iterdir()) == [".json"] * 4 + [".log"]
     assert run_compare(monkeypatch, "--rounds", "0", "--out", out) == 0  # shows the same
     assert capsys.readouterr().out in output
@@ -182,14 +186,77 @@ def test_the_comparison_on_two_ranks(monkeypatch, capsys, tmp_path):
         run_compare(monkeypatch, "--out", out)
 
 
-def record_of(name, *speeds, ranks=1, attention="padded", uuid=None):
+def test_both_settings_and_whole_runs_in_one_call(monkeypatch, capsys, tmp_path):
+    """A peer with its own attention dropout and with 0, in turn; then whole runs, each epoch with F1 and its time."""
+    needs("accelerate")
+    save_network(tmp_path / "model")
+    minilm_tokenizer().save_pretrained(tmp_path / "model")
+    options = ["--ways", "hf-trainer-8", "--rounds", "1", "--cache-dir", tmp_path / "cache", "--out", tmp_path / "out"]
+    whole = ["--model", tmp_path / "model", "--dev-file", SAMPLE / "dev.json", "--max-train-examples", "24"]
+    whole += ["--max-dev-examples", "10", "--max-length", "128", "--overlap", "32", "--epochs", "2"]
+    assert run_compare(monkeypatch, *options, "--", *whole) == 0
+    records = compare.read_records(tmp_path / "out")
+    assert list(records) == ["hf-trainer-8-matched-x1", "hf-trainer-8-own-x1", "this-project-8-x1"]
+    for record, setting, dropout in zip(records.values(), ("matched", "own", "own"), (0.0, 0.1, 0.0), strict=True):
+        assert record["dropout"] == {"setting": setting, "attention": dropout, "hidden": 0.1}
+        assert (
+            record["arguments"]["attention_dropout"] == record["whole_run"]["arguments"]["attention_dropout"] == dropout
+        )
+        first, second = record["whole_run"]["epochs"]
+        assert 0 < first["seconds"] < second["seconds"] and first["f1"] >= 0
+    found = compare.rows(records)
+    assert [row["attention dropout"] for row in found] == ["0", "0.1", "0"] and found[0]["s to equal F1"] == "–"
+    assert all(re.fullmatch(r"\d+ \(ours \d+\)", row["s to equal F1"]) for row in found[1:])
+
+
+def test_a_whole_run_that_fails_leaves_its_error():
+    result = whole_runs.train_whole(WAYS["this-project-8"], parse("--", "--epochs", "1"))
+    assert result == {"error": "error: --train-file needs --dev-file, or --dev-fraction to split a dev set off"}
+
+
+def with_run(record, *epochs, **changes):
+    """The record with a whole run of its machine. epochs: (F1, seconds since the command began)."""
+    run = {name: record[name] for name in ("host", "processor", "ranks", "model")} | {"data": "squad"} | changes
+    return record | {"whole_run": run | {"epochs": [{"f1": f1, "seconds": seconds} for f1, seconds in epochs]}}
+
+
+def test_seconds_to_equal_f1():
+    ours = with_run(record_of("this-project-8", 10.0, uuid="a"), (80.0, 20.0), (82.0, 30.4))
+    plain = record_of("hf-trainer-8", 10.0, uuid="a")
+    theirs = with_run(plain, (81.0, 60.0), (81.5, 120.2))
+    assert whole_runs.equal_f1(theirs, ours) == "120 (ours 30)"
+    assert whole_runs.equal_f1(with_run(plain, (79.0, 60.0), (79.9, 120.2)), ours) == "120 (ours 20)"
+    elsewhere = with_run(record_of("hf-trainer-8", 10.0, uuid="b"), (82.0, 60.0))
+    other_model = with_run(plain, (82.0, 60.0), model={"name": "another"})
+    for record in (plain, elsewhere, other_model, plain | {"whole_run": {"error": "stopped"}}):
+        assert whole_runs.equal_f1(record, ours) == "–"
+    assert whole_runs.equal_f1(theirs, None) == whole_runs.equal_f1(ours, ours) == "–"
+
+
+def test_the_setting_in_which_ours_leads_by_less():
+    records = {
+        "this-project-8-x1": record_of("this-project-8", 100.0, attention="sdpa", uuid="a"),
+        "course-loop-8-fp32-matched-x1": record_of("course-loop-8-fp32", 20.0, dropout="matched", uuid="a"),
+        "course-loop-8-fp32-own-x1": record_of("course-loop-8-fp32", 10.0, uuid="a"),
+        "hf-trainer-8-own-x1": record_of("hf-trainer-8", 40.0, uuid="a"),
+        "hf-trainer-8-matched-x1": record_of("hf-trainer-8", dropout="matched"),  # did not run
+    }
+    names = ["this-project-8-x1", "course-loop-8-fp32-matched-x1", "hf-trainer-8-own-x1"]
+    assert list(compare.closest(records)) == names
+    records["this-project-8-x1"] = record_of("this-project-8", 100.0, uuid="b")  # on another machine
+    assert [row["ours ÷ it"] for row in compare.rows(compare.closest(records))] == ["1.00", "–", "–"]
+
+
+def record_of(name, *speeds, ranks=1, attention="padded", uuid=None, dropout="own"):
     args = parse()
     features, _ = sample_features()
     questions = QuestionSet(SAMPLE / "train.json")
-    record = compare.start_record(WAYS[name], ranks, args, questions, features, environment())
+    way = replace(WAYS[name], dropout=dropout)
+    record = compare.start_record(way, ranks, args, questions, features, environment())
     for speed in speeds:
         reply = {"steps": 10, "seconds": 80 * ranks / speed, "cpu_seconds": 1.0, "threads": 1, "precision": "fp32"}
-        reply |= {"ran": {"attention": attention, "compile": False}, "peak_memory_bytes": [10**9]}
+        dropout = {"attention": record["arguments"]["attention_dropout"], "hidden": 0.1}
+        reply |= {"ran": {"attention": attention, "compile": False, "dropout": dropout}, "peak_memory_bytes": [10**9]}
         reply["devices"] = [{"name": "CPU", "uuid": uuid}]
         record = compare.add_round(record, [reply] * ranks, on_cuda=False)
     return record
@@ -207,13 +274,13 @@ def test_the_table_divides_by_this_project_at_the_same_size():
     records["course-loop-8-tf32-x1"] = record_of("course-loop-8-tf32", 20.0) | {"precision": "tf32"}
     records["accelerate-32-x1"] = record_of("accelerate-32", 5.0)  # and nothing of ours with 32 windows
     found = compare.rows(records)
-    ours = ["this-project-8", "1", "8", "fp32", "-", "110", "100", "120", "1.00", "1.00", "1.0"]
+    ours = ["this-project-8", "1", "8", "fp32", "–", "0", "110", "100", "120", "1.00", "1.00", "–", "1.0"]
     assert [list(row.values()) for row in found] == [
         ours,
-        ["this-project-8-tf32", "1", "8", "tf32", "-", "220", "220", "220", "0.50", "1.00", "1.0"],
-        ["course-loop-8-fp32", "1", "8", "fp32", "512", "10.0", "9.0", "11.5", "11.00", "11.00", "1.0"],
-        ["course-loop-8-tf32", "1", "8", "tf32", "512", "20.0", "20.0", "20.0", "5.50", "11.00", "1.0"],
-        ["accelerate-32", "1", "32", "fp32", "longest", "20.0", "20.0", "20.0", "-", "-", "1.0"],
+        ["this-project-8-tf32", "1", "8", "tf32", "–", "0", "220", "220", "220", "0.50", "1.00", "–", "1.0"],
+        ["course-loop-8-fp32", "1", "8", "fp32", "512", "0.1", "10.0", "9.0", "11.5", "11.00", "11.00", "–", "1.0"],
+        ["course-loop-8-tf32", "1", "8", "tf32", "512", "0.1", "20.0", "20.0", "20.0", "5.50", "11.00", "–", "1.0"],
+        ["accelerate-32", "1", "32", "fp32", "longest", "0.1", "20.0", "20.0", "20.0", "–", "–", "–", "1.0"],
     ]
     lines = compare.table(found).splitlines()
     assert len(lines) == 7 and len({len(line) for line in lines}) == 1
@@ -240,13 +307,12 @@ def test_a_report_can_tell_the_machines_of_the_ways_apart(tmp_path):
 
 def test_the_ways_of_a_gpu_and_of_a_cpu():
     asked = parse("--ways", "course-loop-8-tf32", "course-loop-8-fp32", "hf-trainer-32-compiled")
-    on_gpu = [way.name for way in compare.chosen_ways(asked, on_cuda=True)]
-    on_cpu = [way.name for way in compare.chosen_ways(asked, on_cuda=False)]
-    assert on_gpu == [
-        *("this-project-8", "this-project-32", "hf-trainer-32-compiled"),
-        *("course-loop-8-fp32", "course-loop-8-tf32"),
-    ]
-    assert on_cpu == [name for name in on_gpu if name != "course-loop-8-tf32"]  # it would be the same
+    on_gpu = [way.full_name for way in compare.chosen_ways(asked, on_cuda=True)]
+    on_cpu = [way.full_name for way in compare.chosen_ways(asked, on_cuda=False)]
+    peers = ("hf-trainer-32-compiled", "course-loop-8-fp32", "course-loop-8-tf32")
+    settings = [f"{name}-{dropout}" for name in peers for dropout in ("own", "matched")]
+    assert on_gpu == ["this-project-8", "this-project-32", *settings]
+    assert on_cpu == [name for name in on_gpu if "tf32" not in name]  # it would be the same
     one, four = ({way.name for way in compare.chosen_ways(parse("--ranks", n), on_cuda=True)} for n in "14")
     assert one | four == set(WAYS)
     assert "course-loop-8-fp32" not in four and "this-project-8-fsdp" not in one
@@ -273,7 +339,7 @@ def test_a_missing_package_is_told_with_its_remedy(monkeypatch):
 
 
 def test_commands_in_the_readme_parse():
-    text = (ROOT / "benchmarks" / "README.md").read_text()
+    text = (ROOT / "benchmarks" / "README.md").read_text().replace("\\\n", "")
     lines = re.findall(r"^python -m benchmarks\.compare (.*?)(?:  #.*)?$", text, flags=re.M)
     for line in lines:
         compare.build_parser().parse_args(line.split())
