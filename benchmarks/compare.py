@@ -275,7 +275,7 @@ def add_round(record, replies, on_cuda):
     record |= {
         "status": "finished",
         "windows_per_second": statistics.median(speeds(record)),
-        "peak_memory_bytes": [count for reply in replies for count in reply["peak_memory_bytes"]],
+        "peak_memory": {"training": [count for reply in replies for count in reply["peak_memory"]]},
     }
     return record
 
@@ -355,7 +355,7 @@ def rows(records):
                 "ours ÷ it": lead,
                 "at its precision": equal,
                 "s to equal F1": equal_f1(record, records.get(f"this-project-{batch // ranks}-x{ranks}")),
-                "GB a rank": f"{max(record['peak_memory_bytes']) / 1e9:.1f}",
+                "GB a rank": f"{max(record['peak_memory']['training']) / 1e9:.1f}",
             }
         )
     return found

@@ -22,7 +22,7 @@ from common.data.data import Data
 from common.errors import UserError
 from common.model.loading import load_config, load_model, set_dropout
 from common.model.precision import HALF, compute_in
-from common.run.devices import peak_memory, synchronize
+from common.run.devices import PeakMemory, by_rank, synchronize
 from common.run.environment import describe
 from common.run.record import RunFolder
 from common.run.results import write_results
@@ -93,6 +93,7 @@ def main():
     dropout = applied_dropout(network)
     args.attention_dropout = dropout["attention"]  # for the record
     seconds["load"] = time.perf_counter() - begin
+    memory = PeakMemory(device)
     threshold, selection = first_threshold(features), Selection(args.select, patience=0)
     windows = PaddedWindows(features["train"], args.max_length)
 
@@ -104,8 +105,10 @@ def main():
 
         def score(epoch):
             clock = time.perf_counter()
+            memory.end("training")
             judge.network.load_state_dict(network.state_dict())
             result = evaluate(judge, features["dev"], data.sets["dev"].data, args, world, threshold)
+            memory.end("evaluation")
             epoch |= {name: value for name, value in result.figures.items() if value is not None}
             epoch |= {"evaluation_seconds": time.perf_counter() - clock}
             epoch["windows_per_second"] = len(windows) / epoch["train_seconds"]
@@ -113,7 +116,7 @@ def main():
             if epoch["best"]:
                 write_results(folder.path, result, args.n_best)
             folder.record["epochs"].append(epoch)
-            folder.update({"peak_memory_bytes": [peak_memory(device)]})
+            folder.update({"peak_memory": by_rank([memory.peaks])})
             training = f"train loss {epoch['train_loss']:.4f} in {epoch['train_seconds']:.1f} s"
             print(f"epoch {epoch['epoch']}: {training}; dev {result}", flush=True)
 

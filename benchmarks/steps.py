@@ -35,7 +35,7 @@ from common.model.fused.gradients import keep_gradient_buffers
 from common.model.precision import HALF, compile_layers, compute_in
 from common.model.span import SpanModel, encoder_layers, flops_per_token, parameter_groups, span_loss, use_attention
 from common.run import distributed, world
-from common.run.devices import device_name, peak_memory, synchronize
+from common.run.devices import PeakMemory, device_name, synchronize
 from common.run.environment import git_state
 from common.run.graphs import WARMUP, StepGraphs
 from common.run.profiler import device_kernels, shares_table, time_shares
@@ -242,8 +242,7 @@ def main():
     here.connect()
     commit, dirty = git_state()
     for together in [choices(args)] if args.in_turn else [[choice] for choice in choices(args)]:
-        if here.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        memory = PeakMemory(here.device)
         settings, warm = [], []
         for choice in together:
             begin = time.perf_counter()
@@ -251,7 +250,7 @@ def main():
             settings[-1].run(args.warmup)
             warm.append(time.perf_counter() - begin)
         rounds, steady = steady_runs(settings, args.steps, args.repeats)
-        memory = here.gather(peak_memory(here.device))
+        memory = here.gather(memory.read())
         for number, (strategy, batch_size, reduce, bucket_mb) in enumerate(together):
             setting, timings = settings[number], [timed[number] for timed in rounds]
             speeds = [batch_size * args.steps / seconds for seconds, _ in timings]

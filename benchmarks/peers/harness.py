@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from benchmarks.workload import build_network, load_windows
 from common import errors
 from common.data.windows import trainable_windows
-from common.run.devices import device_name, device_uuid, peak_memory, synchronize
+from common.run.devices import PeakMemory, device_name, device_uuid, synchronize
 from common.run.environment import switches
 from common.run.seeds import quiet_warnings
 from common.run.settings import choose_precision
@@ -112,6 +112,9 @@ class Bench:
         compiled = bool(way.options.get("compile")) and device.type == "cuda"
         # What runs, as a run record says it; `padded` adds the dropout, and this project's own way has its own.
         self.ran = {"attention": "padded", "compile": compiled, "graphs": False, "kernels": [], "fallbacks": []}
+        several = way.alone and device.type == "cuda"  # cards in one process
+        devices = [torch.device("cuda", i) for i in range(self.world_size)] if several else [device]
+        self.memory = [PeakMemory(one) for one in devices]
         self.untimed, self.last = self.next_turn()
 
     def next_turn(self):
@@ -129,15 +132,13 @@ class Bench:
             return False
         synchronize(self.device)
         seconds, cpu = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
-        devices = [self.device]
-        if self.way.alone and self.device.type == "cuda":
-            devices = [torch.device("cuda", i) for i in range(self.world_size)]
+        devices = [one.device for one in self.memory]
         self.reply(
             {
                 "steps": self.last - self.untimed,
                 "seconds": seconds,
                 "cpu_seconds": cpu,  # less than seconds times threads where others took the CPU
-                "peak_memory_bytes": [peak_memory(device) for device in devices],
+                "peak_memory": [one.read() for one in self.memory],
                 "devices": [{"name": device_name(device), "uuid": device_uuid(device)} for device in devices],
                 "threads": torch.get_num_threads(),
                 "precision": self.precision,

@@ -27,5 +27,5 @@ def train(bench):
         setting.step()
         if bench.step():
             break
-    del setting, bench.network
+    del setting
     here.finish()

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import resource
 import socket
 from pathlib import Path
 
@@ -144,8 +143,38 @@ def synchronize(device):
         torch.cuda.synchronize(device)
 
 
-def peak_memory(device):
-    """Bytes at the peak: of the card, as torch allocated them, or of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+class PeakMemory:
+    """The peak memory of each phase, in bytes: on the card what torch allocated, on a CPU what the process held.
+
+    peaks: {phase: bytes}, of the largest if a phase comes again. A CPU's need Linux; elsewhere they are {}.
+    """
+
+    STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+    def __init__(self, device):
+        self.device, self.peaks = device, {}
+        self.reset()
+
+    def reset(self):
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            with contextlib.suppress(OSError):
+                self.RESET.write_text("5")  # sets VmHWM to what is held now, see man 5 proc
+
+    def end(self, phase):
+        """What came since the last phase's end was this phase."""
+        with contextlib.suppress(OSError):
+            self.peaks[phase] = max(self.peaks.get(phase, 0), self.read())
+            self.reset()
+
+    def read(self):
+        """Bytes at the peak since the last reset."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return 1024 * int(re.search(r"VmHWM:\s*(\d+)", self.STATUS.read_text())[1])
+
+
+def by_rank(peaks):
+    """{phase: [bytes of rank 0, of rank 1, …]} of the peaks of all ranks."""
+    return {phase: [one.get(phase) for one in peaks] for phase in peaks[0]}

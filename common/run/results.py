@@ -6,7 +6,7 @@ from json.encoder import encode_basestring as quote
 from pathlib import Path
 
 from common.errors import UserError
-from common.run.devices import peak_memory
+from common.run.devices import PeakMemory, by_rank
 from common.run.environment import describe
 from common.run.interrupts import watchdog
 from common.run.progress import Progress
@@ -56,11 +56,13 @@ def evaluate_only(args, world, data, model):
     with RunFolder(args.runs_dir, args.run_name, write=world.rank == 0, resume=args.resume is not None) as folder:
         folder.update(describe(args, "evaluate-only", model, data, world, seconds))
         begin = time.perf_counter()
+        memory = PeakMemory(world.device)
         result = evaluate(model, features, data.sets["dev"].data, args, world, threshold, after_pass)
+        memory.end("evaluation")
         progress.close()
         if world.rank == 0:
             write_results(folder.path, result, args.n_best)
         seconds["evaluation"] = time.perf_counter() - begin
-        folder.update({"evaluation": result.figures, "peak_memory_bytes": world.gather(peak_memory(world.device))})
+        folder.update({"evaluation": result.figures, "peak_memory": by_rank(world.gather(memory.peaks))})
         world.log(f"dev {result}")
         world.log(f"run folder: {folder.path}")

@@ -9,7 +9,7 @@ from common.run.agreement import Agreement
 from common.run.checkpoint import Saver
 from common.run.clocks import Clocks
 from common.run.curves import Curves
-from common.run.devices import peak_memory
+from common.run.devices import PeakMemory, by_rank
 from common.run.environment import describe, model_settings
 from common.run.epochs import arithmetic, epoch_line, sample_hardware
 from common.run.interrupts import StopRequest, watchdog
@@ -66,7 +66,7 @@ class Run:
         folder.resume_from(self.saved)
         folder.update(describe(args, self.strategy, self.model, self.data, world, self.seconds))
         self.agreement = Agreement(world, args.save_minutes, request)
-        self.clocks = Clocks(world.device, self.saved, self.seconds)
+        self.clocks, self.memory = Clocks(world.device, self.saved, self.seconds), PeakMemory(world.device)
         self.sampler = Sampler(world.places if world.local_rank == 0 else [])
         skip = (4 if args.cuda_graphs else 1) * Clocks.WARMUP  # graphs are made within the first steps
         self.profiler = Profiler(args.profile and first, world.device, folder.path, skip, log=world.log)
@@ -130,6 +130,7 @@ class Run:
         """Stop the clocks of this epoch's training. Before, make a checkpoint if --save-epochs asks for one."""
         if self.args.save_epochs and self.epoch % self.args.save_epochs == 0:
             self.save()
+        self.memory.end("training")
         self.losses.read()
         self.progress.close()
         self.profiler.stop()
@@ -149,6 +150,7 @@ class Run:
         data = self.data.sets[name].data
         result = evaluate(self.model, features, data, self.args, self.world, self.threshold, self.after_pass)
         self.progress.close()
+        self.memory.end("evaluation")
         self.scored = time.perf_counter()
         return result
 
@@ -173,6 +175,7 @@ class Run:
         weights = whole_state(self.model, keep=self.world.rank == 0)
         if self.world.rank == 0:
             self.folder.background.run(self.write_epoch, weights, result, self.threshold, best)
+        self.memory.end("saving")
         self.training["checkpoint_seconds"] = time.perf_counter() - begin
         return best
 
@@ -198,12 +201,13 @@ class Run:
         self.folder.background.run(self.curves.flush)
         record["epochs"].append(epoch | sample_hardware(self.world, self.sampler, self.folder))
         record["attempts"][-1]["steps"] = self.step
-        record["peak_memory_bytes"] = self.world.gather(peak_memory(self.world.device))
+        record["peak_memory"] = by_rank(self.world.gather(self.memory.peaks))
         self.folder.save()
 
     def save(self):
         """Write a checkpoint. If the ranks have agreed to stop, this is the last thing that is done."""
         self.losses.read()
+        self.memory.end("evaluation" if self.clocks.trained is not None else "training")  # this may be between passes
         begin = time.perf_counter()
         self.folder.record["attempts"][-1]["steps"] = self.step
         watchdog.beat()
@@ -212,6 +216,7 @@ class Run:
         state |= {"loss_sum": self.losses.loss_sum, "windows_seen": self.losses.windows_seen}
         self.saver.save(self.model, self.optimizer, state | {"epochs": self.folder.record["epochs"]})
         took = time.perf_counter() - begin
+        self.memory.end("saving")
         self.clocks.leave_out(took)
         self.losses.leave_out(took)
         self.agreement.saved()

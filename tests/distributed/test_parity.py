@@ -135,7 +135,10 @@ def test_every_way_gives_one_curve(setting, reference, name):
     record = result[4]
     assert record["world_size"] == (ranks if isinstance(ranks, int) else 4)
     assert record["epochs"][0]["f1"] == reference[4]["epochs"][0]["f1"]
-    assert len(record["peak_memory_bytes"]) == record["world_size"] and len(record["ranks"]) == record["world_size"]
+    memory = record["peak_memory"]
+    assert list(memory) == ["training", "evaluation", "saving"]
+    assert all(len(ranks) == record["world_size"] and min(ranks) > 1e7 for ranks in memory.values())
+    assert len(record["ranks"]) == record["world_size"]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

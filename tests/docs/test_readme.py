@@ -49,7 +49,6 @@ def test_four_gpus_give_the_baselines_f1(script, name):
     cells = [f"{epoch['exact']:.2f} / {epoch['f1']:.2f}" for epoch in epochs] + ["–"] * (3 - len(epochs))
     cells += [
         f"{statistics.median(epoch['train_seconds'] for epoch in epochs):.1f}",
-        f"{statistics.median(max(run['peak_memory_bytes']) for run in runs) / 1e9:.1f} GB",
         f"{statistics.median(joules):,.0f}",
     ]
     row = next(line for line in RESULTS.splitlines() if line.startswith(f"| `{script}.py`, "))

@@ -114,7 +114,7 @@ def test_a_way_trains_in_turns(name):
     first, second = train(name, [(1, 2), (1, 3)], pad_to=None)
     assert (first["steps"], second["steps"]) == (2, 3)
     for reply in (first, second):
-        assert reply["seconds"] > 0 and reply["cpu_seconds"] > 0 and reply["peak_memory_bytes"][0] > 1e8
+        assert reply["seconds"] > 0 and reply["cpu_seconds"] > 0 and reply["peak_memory"][0] > 1e8
         ran, ours = reply["ran"], name == "this-project-8"
         assert reply["precision"] == "fp32" and (ran["attention"] == "padded") == (not ours)
         assert ran["dropout"] == {"hidden": 0.1, "attention": 0.0 if ours else 0.1}
@@ -170,7 +170,7 @@ def test_the_comparison_on_two_ranks(monkeypatch, capsys, tmp_path):
         assert record["status"] == "finished" and len(speeds) == 2 and run.ranks == 2 and run.batch == 16
         assert run.measures["windows_per_second"] == pytest.approx(sum(speeds) / 2)
         assert run.assumed == () and None not in run.ran.values()  # a report knows all that ran
-        assert len(record["peak_memory_bytes"]) == 2 and f"| {record['way']} " in output
+        assert len(record["peak_memory"]["training"]) == 2 and f"| {record['way']} " in output
     assert records["data-parallel-8-own-x2"]["error"] == "runs on GPUs only"
     assert "not measured: data-parallel-8-own on 2: runs on GPUs only" in output
     failed = records["lightning-ddp-8-own-x2"]
@@ -216,7 +216,7 @@ def test_a_whole_run_that_fails_leaves_its_error():
 
 def with_run(record, *epochs, **changes):
     """The record with a whole run of its machine. epochs: (F1, seconds since the command began)."""
-    run = {name: record[name] for name in ("host", "processor", "ranks", "model")} | {"data": "squad"} | changes
+    run = {name: record[name] for name in ("host", "processor", "ranks", "model", "versions")} | {"data": "squad"} | changes
     return record | {"whole_run": run | {"epochs": [{"f1": f1, "seconds": seconds} for f1, seconds in epochs]}}
 
 
@@ -256,7 +256,7 @@ def record_of(name, *speeds, ranks=1, attention="padded", uuid=None, dropout="ow
     for speed in speeds:
         reply = {"steps": 10, "seconds": 80 * ranks / speed, "cpu_seconds": 1.0, "threads": 1, "precision": "fp32"}
         dropout = {"attention": record["arguments"]["attention_dropout"], "hidden": 0.1}
-        reply |= {"ran": {"attention": attention, "compile": False, "dropout": dropout}, "peak_memory_bytes": [10**9]}
+        reply |= {"ran": {"attention": attention, "compile": False, "dropout": dropout}, "peak_memory": [10**9]}
         reply["devices"] = [{"name": "CPU", "uuid": uuid}]
         record = compare.add_round(record, [reply] * ranks, on_cuda=False)
     return record
@@ -296,7 +296,7 @@ def test_ways_of_two_machines_have_no_ratio():
 
     versions = record_of("this-project-8")["versions"]
     assert ratio() == "10.00"
-    assert ratio(uuid="b") == ratio(host="elsewhere") == ratio(versions=versions | {"torch": "2.1.0"}) == "-"
+    assert ratio(uuid="b") == ratio(host="elsewhere") == ratio(versions=versions | {"torch": "2.1.0"}) == "–"
 
 
 def test_a_report_can_tell_the_machines_of_the_ways_apart(tmp_path):

@@ -88,7 +88,7 @@ def record(strategy, ranks, seed=0, batch=384, precision="bf16", training=(), f1
         "epochs": epochs,
         "attempts": [{"seconds": 1.0}],
         "seconds": {"total": total},
-        "peak_memory_bytes": [10e9 + 1e9 * rank for rank in range(ranks)],
+        "peak_memory": {"training": [10e9 + 1e9 * rank for rank in range(ranks)], "evaluation": [2e9] * ranks},
     }
     return made | more.get("fields", {})
 
@@ -189,7 +189,8 @@ def test_measures_are_medians_with_spread_and_count(twenty):
         "share_of_peak": (0.25, 0.25, 0.25, 3),
         "f1": (88.0, 87.6, 88.4, 3),  # of the second epoch, the best
         "exact": (80.0, 79.6, 80.4, 3),
-        "peak_memory_bytes": (10e9, 10e9, 10e9, 3),
+        "training_memory": (10e9, 10e9, 10e9, 3),
+        "evaluation_memory": (2e9, 2e9, 2e9, 3),
         "utilisation": (80, 80, 80, 3),
         "power_watts": (500, 500, 500, 3),
         "energy_joules": (2500, 2500, 2500, 3),  # of epochs 2 and 3, by the counter
@@ -200,7 +201,7 @@ def test_measures_are_medians_with_spread_and_count(twenty):
         found = rows[BASE].stats[name]
         assert (found.median, found.low, found.high, found.count) == pytest.approx((median, low, high, count)), name
     four = rows[f"ddp × 4, {BF16}"]
-    assert four.median("peak_memory_bytes") == 13e9  # of the fullest rank
+    assert four.median("training_memory") == 13e9  # of the fullest rank
     assert four.median("utilisation") == 81.5 and four.median("power_watts") == 515  # per card
     assert four.median("energy_joules") == 10000  # 4 · 2,500
     assert rows[f"fsdp-zero2 × 4, {BF16}"].stats["f1"].count == 2
@@ -770,7 +771,7 @@ def test_the_tables_show_it(twenty):
         "110.0 (108.0–112.0)", "250.0 (246.0–254.0)", "400.0 (398.0–402.0)",
     ]  # fmt: skip
     assert [row[1] for row in result.rows if row[0] == f"fsdp-zero2 × 4, {BF16}"] == ["2 of 3"]
-    assert throughput.rows[1] == [BASE, "901 (900–902)", "25.0", "10.00", "80", "500", "2.50"]
+    assert throughput.rows[1] == [BASE, "901 (900–902)", "25.0", "10.00", "2.00", "80", "500", "2.50"]
     lines = [row for row in strong.rows if row[0] == f"fsdp-zero2 × 4, {BF16}" or row[0] == ""][-3:]
     assert lines[0][1:] == ["4", BASE, "training", "100.0 → 30.0", "3.33", "83.3", "0.067", ""]
     assert lines[2][1:] == ["", "", "whole run", "400.0 → 200.0", "2.00", "50.0", "0.333", ""]

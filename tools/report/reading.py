@@ -70,7 +70,7 @@ KINDS = {
     "an object": lambda value: isinstance(value, dict),
     "a list of objects": lambda value: isinstance(value, list) and all(isinstance(one, dict) for one in value),
     "a list of texts": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
-    "a number or a list of numbers": lambda value: all(map(is_number, value if isinstance(value, list) else [value])),
+    "a list of numbers": lambda value: isinstance(value, list) and all(map(is_number, value)),
 }
 
 
@@ -295,14 +295,16 @@ def minor(version):
 
 def read_measures(get, epochs, attempts, begun_as, path):
     """A run's measures. If it began under another strategy or number of ranks, it has only its scores."""
-    memory = get("peak_memory_bytes", "a number or a list of numbers", None)
+    memory = get("peak_memory", "an object", {})  # older records have one figure, which evaluation may have set
+    phases = ("training", "evaluation")
+    peaks = {phase: take(memory, path, phase, "a list of numbers", []) for phase in phases}
     total = get("seconds.total", "a number", None)
     if len(attempts) > 1:  # the total is that of the last process
         parts = [take(attempt, path, "seconds", "a number", None) for attempt in attempts]
         total = None if None in parts else sum(parts)
     measures = measure(epochs) | {
         "run_seconds": total,
-        "peak_memory_bytes": max(memory, default=None) if isinstance(memory, list) else memory,
+        **{f"{phase}_memory": max(peaks[phase], default=None) for phase in phases},
     }
     if begun_as:
         measures = {name: value if name in SCORES else None for name, value in measures.items()}

@@ -37,6 +37,10 @@ def per_cent(value):
     return f"{100 * value:.1f}"
 
 
+def gigabytes(value):
+    return f"{value / 1e9:.2f}"
+
+
 def spread(stat, form):
     """The median; the minimum and the maximum follow in brackets where they differ."""
     if stat is None:
@@ -67,7 +71,8 @@ def throughput_table(experiment):
     columns = {
         "windows/s": ("windows_per_second", rate),
         "share of peak, %": ("share_of_peak", per_cent),
-        "peak memory per rank, GB": ("peak_memory_bytes", lambda value: f"{value / 1e9:.2f}"),
+        "peak memory of a rank in training, GB": ("training_memory", gigabytes),
+        "in evaluation, GB": ("evaluation_memory", gigabytes),
         "GPU utilisation, %": ("utilisation", "{:.0f}".format),
         "power per GPU, W": ("power_watts", "{:.0f}".format),
         "energy of an epoch, kJ": ("energy_joules", lambda value: f"{value / 1e3:.2f}"),
