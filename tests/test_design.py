@@ -13,7 +13,7 @@ from common.args import build_parser, classes
 SCRIPTS = ("baseline.py", "distributed_ddp.py", "distributed_fsdp.py")
 COMMON = sorted((ROOT / "common").rglob("*.py"))
 GOLDEN = ROOT / "tests" / "golden"
-FLOORS = ("errors", "args", "data", "model", "scoring", "run")  # of common/, from the ground
+FLOORS = ("errors", "start", "args", "data", "model", "scoring", "run")  # of common/, from the ground
 
 
 def script_diff(first, second):

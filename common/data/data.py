@@ -9,6 +9,7 @@ from common.data.plan import largest_batch, plan_epoch
 from common.data.splits import question_sets
 from common.data.tokenizer import load_tokenizer, vocabulary_size
 from common.data.windows import trainable_windows
+from common.start import ended
 
 
 class Data:
@@ -24,12 +25,14 @@ class Data:
         self.args, self.world = args, world
         self.tokenizer = load_tokenizer(args.model_path)
         self.vocabulary = vocabulary_size(self.tokenizer)
+        ended("tokenizer")
         self.sets = question_sets(**args.questions)
         shape, builds = (args.max_length, args.overlap, args.cache_dir), world.local_rank == 0
         self.features = {
             name: prepare(questions, self.tokenizer, *shape, world.log, builds) for name, questions in self.sets.items()
         }
         self.seconds = time.perf_counter() - begin
+        ended("data")
 
     @cached_property
     def trainable(self):

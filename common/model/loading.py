@@ -15,6 +15,7 @@ from common.model.finding import load_config, stored_numbers, weights_file
 from common.model.fused.fuse import unfuse_layers
 from common.model.precision import HALF, compile_layers, compute_in
 from common.model.span import SpanModel, count_parameters, encoder_layers, use_attention
+from common.start import ended
 
 # Models that call packed_attention once a layer and take positions as an argument. A name on a list proves nothing, so
 # `packs` checks at load what a model does with a packed batch.
@@ -42,6 +43,7 @@ def build_model(args, world, vocabulary):
         compile_layers(model)
     if args.checkpoint_activations:
         model.network.gradient_checkpointing_enable({"use_reentrant": False})
+    ended("model")
     return model.train()
 
 

@@ -4,6 +4,7 @@ import math
 import os
 import time
 
+from common import start
 from common.run.devices import synchronize
 from common.run.lock import process_begun
 
@@ -51,6 +52,8 @@ class Clocks:
         if self.steps == 1:
             synchronize(self.device)
             self.record["first_step"] = process_seconds()
+            start.ended("first step")
+            self.record["start"] = self.record["first_step"] and start.seconds(self.record["first_step"])
         if self.steps == self.WARMUP:
             synchronize(self.device)
             self.steady = time.perf_counter()

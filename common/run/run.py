@@ -23,6 +23,7 @@ from common.run.sampler import Sampler
 from common.run.state import whole_state
 from common.scoring.evaluation import empty_score, evaluate
 from common.scoring.selection import Selection, first_threshold, tune_threshold
+from common.start import ended
 
 
 class Run:
@@ -37,6 +38,7 @@ class Run:
 
     def __init__(self, strategy, args, world, data, model, optimizer, scaler):
         """Resume from a checkpoint, if --resume asks for it, in the tensors of model and optimizer."""
+        ended("largest batch, twice")  # wrapping and optimizer included
         self.strategy, self.args, self.world, self.data = strategy, args, world, data
         self.model = getattr(model, "module", model)  # DistributedDataParallel wraps it
         self.optimizer, self.scaler = optimizer, scaler
@@ -94,6 +96,7 @@ class Run:
             self.clocks.begin_epoch(partial)
             self.agreement.look_soon()
             self.end_tail()
+            ended("run folder")
             yield epoch
             if self.selection.stop:
                 log(f"no better {args.select} for {args.patience} epochs: stopping early")

@@ -16,6 +16,7 @@ from common.model.finding import MINILM, find_model, load_config, positions
 from common.model.precision import HALF
 from common.run.record import check_free
 from common.run.seeds import quiet_warnings, seed_everything
+from common.start import ended
 
 
 def choose_precision(name, device):
@@ -43,6 +44,7 @@ def resolve_hardware(args, world):
     choose_kernels(args, world.device)
     seed_everything(args.seed, args.deterministic)
     world.log(banner(args))
+    ended("device")
 
 
 def choose_kernels(args, device):
@@ -85,6 +87,7 @@ def resolve(parser, argv=None):
     Adds questions (arguments of question_sets), data_name, model_path, model_name, and settings (what an
     evaluated model folder says of itself). UserError for settings that contradict each other.
     """
+    ended("imports")
     args = parser.parse_args(argv)
     check_combinations(args)
     train_file, dev_file, args.data_name = default_files()
@@ -127,6 +130,7 @@ def resolve(parser, argv=None):
     if args.dry_run:
         show(args)
         sys.exit(0)
+    ended("arguments and configuration")
     return args
 
 

@@ -3,6 +3,7 @@
 import time
 
 from common.run.devices import choose_device, place, topology
+from common.start import ended
 
 
 class World:
@@ -26,6 +27,7 @@ class World:
         self.places = self.gather(place(self.rank, self.local_rank, self.device))
         self.log(topology(self.places))
         self.connected = time.perf_counter()
+        ended("process group")
 
     def log(self, text):
         """Print, on rank 0."""

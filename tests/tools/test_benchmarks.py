@@ -216,7 +216,8 @@ def test_a_whole_run_that_fails_leaves_its_error():
 
 def with_run(record, *epochs, **changes):
     """The record with a whole run of its machine. epochs: (F1, seconds since the command began)."""
-    run = {name: record[name] for name in ("host", "processor", "ranks", "model", "versions")} | {"data": "squad"} | changes
+    kept = ("host", "processor", "ranks", "model", "versions")
+    run = {name: record[name] for name in kept} | {"data": "squad"} | changes
     return record | {"whole_run": run | {"epochs": [{"f1": f1, "seconds": seconds} for f1, seconds in epochs]}}
 
 
