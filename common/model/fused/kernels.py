@@ -157,6 +157,7 @@ LAUNCHES = (
     ("forward", "fp32", (80, 86, 89), (128,), Launch(32, 32, warps=8)),
     ("forward", "fp32", ARCHITECTURES, (128,), Launch(16, 16)),
     ("forward", "fp32", ARCHITECTURES, WIDTHS, Launch(32, 32)),
+    ("backward", "half", SMALL, (32,), Launch(64, 32, registers=168)),
     ("backward", "half", PLAIN, (64,), Launch(64, 16, registers=168)),
     ("backward", "half", PLAIN, (128,), Launch(64, 16)),
     ("backward", "half", ARCHITECTURES, (128,), Launch(64, 64)),
@@ -166,7 +167,7 @@ LAUNCHES = (
     ("backward", "tf32", SMALL, (128,), Launch(32, 32, warps=8)),
     ("backward", "tf32", ARCHITECTURES, (128,), Launch(32, 32)),
     ("backward", "tf32", ARCHITECTURES, WIDTHS, Launch(64, 64)),
-    ("backward", "fp32", PLAIN, (64,), Launch(32, 16)),
+    ("backward", "fp32", (*PLAIN, 100), (64,), Launch(32, 16)),
     ("backward", "fp32", ARCHITECTURES, (128,), Launch(16, 16, warps=8)),
     ("backward", "fp32", ARCHITECTURES, WIDTHS, Launch(32, 32)),
 )
