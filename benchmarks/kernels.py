@@ -1,7 +1,7 @@
 """What the compiler reports of every kernel for every card: registers, spilled bytes, shared memory. Needs no GPU.
 
     python -m benchmarks.kernels          # compile what changed, write the record, print it as a table
-    python -m benchmarks.kernels --all    # compile all: 564 launches, about ten minutes on two cores
+    python -m benchmarks.kernels --all    # compile all: 564 launches, about five minutes on two cores
 
 Launches are recorded, not written down a second time. The fused layer and embeddings run forward and backward on
 tensors without memory. Triton's launch is replaced by one that keeps the kernel with its arguments. So the compiler
@@ -144,7 +144,7 @@ def launches(card):
     before = torch.get_float32_matmul_precision()
     for width, (precision, dtype), dropout in itertools.product(HEADS, TYPES.items(), (0.1, 0.0)):
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-        for weights_in in {torch.float32, dtype if width == 64 else torch.float32}:
+        for weights_in in dict.fromkeys([torch.float32, dtype if width == 64 else torch.float32]):
             with recording(card) as run:
                 run_layer(width, dtype, dropout, weights_in)
             for kernel, *rest in run:

@@ -10,6 +10,8 @@ attention in bf16 with heads of 64 for each architecture, and each other kernel 
 import importlib.util
 import itertools
 import os
+import re
+import sys
 from collections import Counter
 
 import pytest
@@ -19,6 +21,7 @@ if importlib.util.find_spec("triton") is None and not os.environ.get("CI"):
 
 import torch
 import triton
+from tiny import ROOT
 
 from benchmarks import kernels
 from common.model.fused import kernels as fused
@@ -45,6 +48,31 @@ def test_the_record_has_every_launch(card):
         assert int(row["shared_bytes"]) <= kernels.LIMITS[card], row
         budget = MEASURED.get((row["width"], row["precision"]), 0) if card == 90 else 0
         assert int(row["spill_bytes"]) <= max(budget, SPILL_BYTES), row
+
+
+NOTES = re.findall(
+    r"\| (forward|backward), (bf16|tf32|fp32), (\d+) \| (.+) \|", (ROOT / "benchmarks" / "NOTES.md").read_text()
+)
+
+
+@pytest.mark.parametrize("kernel, precision, width, cells", NOTES, ids=[" ".join(row[:3]) for row in NOTES])
+def test_the_notes_have_the_records_bytes(kernel, precision, width, cells):
+    last = [int(cell.split()[-1].replace(",", "")) for cell in cells.split(" | ")]
+    for card, spilled in zip(CARDS, [*last[:2], *last[1:]], strict=True):  # 86 and 89 share a column
+        key = {"architecture": str(card), "kernel": f"attention_{kernel}", "precision": precision, "width": width}
+        assert [row["spill_bytes"] for row in RECORD if key.items() <= row.items()] == [str(spilled)]
+
+
+def test_the_command_compiles_only_what_changed(monkeypatch, capsys, tmp_path):
+    copy = tmp_path / "kernels.csv"
+    copy.write_bytes(kernels.RECORD.read_bytes())
+    monkeypatch.setattr(kernels, "RECORD", copy)
+    monkeypatch.setattr(kernels, "report_of", None)
+    monkeypatch.setattr(sys, "argv", ["kernels"])
+    kernels.main()
+    assert kernels.read_record() == RECORD
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(RECORD) and lines[0].split()[-3:] == ["spill_bytes", "shared_bytes", "warps"]
 
 
 SAMPLE = [("attention_forward", card) for card in CARDS] + [("attention_backward", card) for card in CARDS]
