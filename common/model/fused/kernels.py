@@ -2,12 +2,13 @@
 
 They save memory traffic, which bounds the time of such work. A bias is added, and its gradient summed, by the kernel
 that holds the values in registers. Dropout's mask is not stored: the backward pass computes it again from a seed.
-Attention works on tiles of 64. Windows hold 171 tokens on average, which fill less than half of flash-attention's tiles
-of 128 by 128. No sum uses atomics, so that equal inputs give equal results to the bit. All kernels take bf16, fp16 and
-fp32.
+Attention works on tiles of at most 64. Windows hold 171 tokens on average, which fill less than half of
+flash-attention's tiles of 128 by 128. No sum uses atomics, so that equal inputs give equal results to the bit. All
+kernels take bf16, fp16 and fp32.
 """
 
 import functools
+from typing import NamedTuple
 
 import torch
 import triton
@@ -27,7 +28,7 @@ def multiprocessors(device):
 @jit
 def attention_forward_kernel(
     QKV, OUT, LSE, CU_SEQLENS, scale, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one window and head against all of the window's keys."""
     window, head = tl.program_id(1), tl.program_id(2)
@@ -36,14 +37,14 @@ def attention_forward_kernel(
     first = tl.program_id(0) * TILE
     if first >= length:
         return
-    rows, columns, channel = first + tl.arange(0, TILE), tl.arange(0, TILE), tl.arange(0, WIDTH)
+    rows, columns, channel = first + tl.arange(0, TILE), tl.arange(0, STEP), tl.arange(0, WIDTH)
     WIDE: tl.constexpr = HEADS * WIDTH
     base = begin.to(tl.int64) * 3 * WIDE + head * WIDTH
     q = tl.load(QKV + base + rows[:, None] * 3 * WIDE + channel[None, :], mask=rows[:, None] < length, other=0.0)
     highest = tl.full([TILE], -float("inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     out = tl.zeros([TILE, WIDTH], tl.float32)
-    for start in range(0, length, TILE):
+    for start in range(0, length, STEP):
         inside = start + columns < length
         there = base + (start + columns)[:, None] * 3 * WIDE + channel[None, :]
         k = tl.load(QKV + WIDE + there, mask=inside[:, None], other=0.0)
@@ -62,7 +63,7 @@ def attention_forward_kernel(
 @jit
 def attention_backward_kernel(
     QKV, OUT, GRAD, LSE, DQKV, CU_SEQLENS, scale, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one tile of keys and values, then of the same tile of queries, of one window and head."""
     window, head = tl.program_id(1), tl.program_id(2)
@@ -71,7 +72,7 @@ def attention_backward_kernel(
     first = tl.program_id(0) * TILE
     if first >= length:
         return
-    own, tile, channel = first + tl.arange(0, TILE), tl.arange(0, TILE), tl.arange(0, WIDTH)
+    own, step, channel = first + tl.arange(0, TILE), tl.arange(0, STEP), tl.arange(0, WIDTH)
     WIDE: tl.constexpr = HEADS * WIDTH
     wide_base = begin.to(tl.int64) * 3 * WIDE + head * WIDTH
     base = begin.to(tl.int64) * WIDE + head * WIDTH
@@ -83,8 +84,8 @@ def attention_backward_kernel(
     k = tl.load(QKV + WIDE + at, mask=mine, other=0.0)
     v = tl.load(QKV + 2 * WIDE + at, mask=mine, other=0.0)
     dk, dv = tl.zeros([TILE, WIDTH], tl.float32), tl.zeros([TILE, WIDTH], tl.float32)
-    for start in range(0, length, TILE):
-        others = start + tile
+    for start in range(0, length, STEP):
+        others = start + step
         inside = others[:, None] < length
         there = base + others[:, None] * WIDE + channel[None, :]
         q = tl.load(QKV + wide_base + others[:, None] * 3 * WIDE + channel[None, :], mask=inside, other=0.0)
@@ -108,23 +109,94 @@ def attention_backward_kernel(
     delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
     lse = tl.load(LSE + row + own, mask=own < length, other=float("inf"))
     dq = tl.zeros([TILE, WIDTH], tl.float32)
-    for start in range(0, length, TILE):
-        others = start + tile
+    for start in range(0, length, STEP):
+        others = start + step
         there = wide_base + others[:, None] * 3 * WIDE + channel[None, :]
-        k = tl.load(QKV + WIDE + there, mask=others[:, None] < length, other=0.0)
-        v = tl.load(QKV + 2 * WIDE + there, mask=others[:, None] < length, other=0.0)
-        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        key = tl.load(QKV + WIDE + there, mask=others[:, None] < length, other=0.0)
+        value = tl.load(QKV + 2 * WIDE + there, mask=others[:, None] < length, other=0.0)
+        score = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale_log2
         weight = tl.exp2(tl.where(others[None, :] < length, score, -float("inf")) - lse[:, None])
-        slope = weight * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None])
-        dq += tl.dot(slope.to(k.dtype), k, input_precision=PRECISION)
+        slope = weight * (tl.dot(grad, tl.trans(value), input_precision=PRECISION) - delta[:, None])
+        dq += tl.dot(slope.to(key.dtype), key, input_precision=PRECISION)
     tl.store(DQKV + at, (dq * scale).to(q.dtype), mask=mine)
 
 
-def tiling(dtype, width):
-    """Queries and keys in a tile, and how fp32 products are taken: in tf32, or as they are, without tensor cores."""
+class Launch(NamedTuple):
+    """How an attention kernel is compiled.
+
+    tile: the queries, or keys, that a program has. step: the keys, or queries, that it meets at a time. warps: of a
+    program. stages: steps whose loads are under way at once. registers: at most so many a thread; None: no limit.
+    """
+
+    tile: int
+    step: int
+    warps: int = 4
+    stages: int = 1
+    registers: int | None = None
+
+    def options(self):
+        """As Triton names them."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
+
+
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)  # 10 * major + minor of the compute capability
+PLAIN = (80, 86, 89, 120)  # tensor cores that read and write registers: these fill up first
+SMALL = (86, 89, 120)  # 100 KB of shared memory on a multiprocessor, where 80 has 164 and the others 228
+WIDTHS = (16, 32, 64, 128)
+
+# How attention is launched: kernel, products, architectures, widths of a head. The first row that fits is taken. On 90
+# widths 32 and 64 were chosen by measurement. All else is chosen by what the compiler reports for it
+# (`python -m benchmarks.kernels`): few spilled registers, then many warps on a multiprocessor.
+LAUNCHES = (
+    ("forward", "half", SMALL, (128,), Launch(64, 32, stages=2)),
+    ("forward", "half", SMALL, (64,), Launch(64, 64, stages=2)),
+    ("forward", "half", (80,), (128,), Launch(64, 64, stages=2)),
+    ("forward", "half", ARCHITECTURES, WIDTHS, Launch(64, 64, stages=3)),
+    ("forward", "tf32", ARCHITECTURES, (128,), Launch(32, 32)),
+    ("forward", "tf32", ARCHITECTURES, WIDTHS, Launch(64, 64)),
+    ("forward", "fp32", (80, 86, 89), (128,), Launch(32, 32, warps=8)),
+    ("forward", "fp32", ARCHITECTURES, (128,), Launch(16, 16)),
+    ("forward", "fp32", ARCHITECTURES, WIDTHS, Launch(32, 32)),
+    ("backward", "half", SMALL, (32,), Launch(64, 32, registers=168)),
+    ("backward", "half", PLAIN, (64,), Launch(64, 16, registers=168)),
+    ("backward", "half", PLAIN, (128,), Launch(64, 16)),
+    ("backward", "half", ARCHITECTURES, (128,), Launch(64, 64)),
+    # 168 registers let three programs share a multiprocessor, not two: 316 us, not 371, for width 64 on 90.
+    ("backward", "half", ARCHITECTURES, WIDTHS, Launch(64, 64, registers=168)),
+    ("backward", "tf32", PLAIN, (32, 64), Launch(32, 32, registers=168)),
+    ("backward", "tf32", SMALL, (128,), Launch(32, 32, warps=8)),
+    ("backward", "tf32", ARCHITECTURES, (128,), Launch(32, 32)),
+    ("backward", "tf32", ARCHITECTURES, WIDTHS, Launch(64, 64)),
+    ("backward", "fp32", (*PLAIN, 100), (64,), Launch(32, 16)),
+    ("backward", "fp32", ARCHITECTURES, (128,), Launch(16, 16, warps=8)),
+    ("backward", "fp32", ARCHITECTURES, WIDTHS, Launch(32, 32)),
+)
+
+
+@functools.cache
+def architecture(device):
+    """Which of ARCHITECTURES the card is, or the last one before it; 90 without a card, for Triton's interpreter."""
+    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+    return max(known for known in ARCHITECTURES if known <= 10 * major + minor)
+
+
+@functools.cache
+def find_launch(kernel, products, card, width):
+    """The first Launch of LAUNCHES that fits."""
+    for name, kind, cards, widths, launch in LAUNCHES:
+        if name == kernel and kind == products and card in cards and width in widths:
+            return launch
+    raise ValueError(f"no launch of attention's {kernel} kernel for heads of width {width}")
+
+
+def attention_launch(kernel, qkv, width):
+    """The Launch of a kernel, "forward" or "backward", and how products of fp32 are taken.
+
+    "tf32", or "ieee": as they are, without tensor cores.
+    """
     exact = torch.get_float32_matmul_precision() == "highest"
-    large = dtype == torch.float32 and (exact or width > 64)  # a tile of such holds as many registers as two of others
-    return 32 if large else 64, "ieee" if exact else "tf32"
+    products = "half" if qkv.dtype != torch.float32 else "fp32" if exact else "tf32"
+    return find_launch(kernel, products, architecture(qkv.device), width), "ieee" if exact else "tf32"
 
 
 def attention_forward(qkv, heads, cu_seqlens, max_length):
@@ -134,12 +206,12 @@ def attention_forward(qkv, heads, cu_seqlens, max_length):
     """
     tokens, wide = qkv.shape[0], qkv.shape[1] // 3
     out, lse = qkv.new_empty(tokens, wide), qkv.new_empty(heads, tokens, dtype=torch.float32)
-    tile, precision = tiling(qkv.dtype, wide // heads)
-    grid = (triton.cdiv(max_length, tile), len(cu_seqlens) - 1, heads)
+    launch, precision = attention_launch("forward", qkv, wide // heads)
+    grid = (triton.cdiv(max_length, launch.tile), len(cu_seqlens) - 1, heads)
     scale = (wide // heads) ** -0.5 * 1.4426950408889634  # log2(e): powers of 2 are quicker than those of e
     attention_forward_kernel[grid](
-        qkv, out, lse, cu_seqlens, scale, tokens, heads, wide // heads, tile, precision,
-        num_stages=1 if qkv.dtype == torch.float32 else 3,
+        qkv, out, lse, cu_seqlens, scale, tokens, heads, wide // heads, launch.tile, launch.step,
+        precision, **launch.options(),
     )  # fmt: skip
     return out, lse
 
@@ -151,12 +223,11 @@ def attention_backward(grad, qkv, out, lse, cu_seqlens, max_length):
     """
     tokens, wide, heads = *out.shape, len(lse)
     dqkv = torch.empty_like(qkv)
-    tile, precision = tiling(qkv.dtype, wide // heads)
-    grid = (triton.cdiv(max_length, tile), len(cu_seqlens) - 1, heads)
-    # In half precision 168 registers a thread let three programs share a multiprocessor, not two: 316 us, not 371.
+    launch, precision = attention_launch("backward", qkv, wide // heads)
+    grid = (triton.cdiv(max_length, launch.tile), len(cu_seqlens) - 1, heads)
     attention_backward_kernel[grid](
-        qkv, out, grad, lse, dqkv, cu_seqlens, (wide // heads) ** -0.5, tokens, heads, wide // heads, tile, precision,
-        num_stages=1, maxnreg=None if qkv.dtype == torch.float32 else 168,
+        qkv, out, grad, lse, dqkv, cu_seqlens, (wide // heads) ** -0.5, tokens, heads, wide // heads,
+        launch.tile, launch.step, precision, **launch.options(),
     )  # fmt: skip
     return dqkv
 
