@@ -45,7 +45,7 @@ import atexit, importlib, json, os, subprocess, sys, threading, time
 
 WHERE = {  # module, function: phase; the first that is running counts
     ("common.run.checkpoint", "write"): "checkpoint",
-    ("common.run.run", "Run.write_epoch"): "results",
+    ("common.run.run", "write_epoch"): "results",
     ("common.run.record", "write_text"): "results",
     ("common.run.graphs", "StepGraphs.__call__"): "training",
     ("common.run.run", "Run.log_step"): "training",

@@ -13,22 +13,28 @@ CHARTS = {  # TensorBoard's custom scalars: what a report shows side by side
 
 
 class Curves:
-    """Writes curves into a folder; with folder None, on the ranks that do not write, it does nothing."""
+    """Writes curves into a folder; with folder None, on the ranks that do not write, it does nothing.
+
+    The folder is opened for the first point, since importing TensorBoard takes half a second.
+    """
 
     def __init__(self, folder, saved):
         """saved: the state of the checkpoint that the run resumes from, or {}. Later points are removed."""
-        self.writer = None
-        if folder is None:
-            return
-        from torch.utils.tensorboard import SummaryWriter  # slow to import
+        self.folder, self.writer = folder, None
+        self.last = {"step": saved["step"], "epoch": len(saved["epochs"])} if saved else {}
 
+    def open(self):
+        """Make the writer, with the points of earlier starts."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = self.folder
         try:
             earlier = sorted(folder.glob("events.*"))
             points = read_points(earlier)
             self.writer = SummaryWriter(folder)
             self.writer.add_custom_scalars(CHARTS)
             for (tag, at), (value, seconds) in points.items():
-                if saved and at <= (saved["step"] if tag.startswith("step/") else len(saved["epochs"])):
+                if at <= self.last.get(tag.split("/")[0], -1):
                     self.writer.add_scalar(tag, value, at, walltime=seconds)
             self.writer.flush()
             for path in earlier:
@@ -37,11 +43,19 @@ class Curves:
             raise UserError(f"{folder}: cannot be written: {error}") from None
 
     def add(self, axis, at, figures):
-        """Add points at this step or epoch. axis: "step" or "epoch". figures: {name: number}; None is left out."""
-        if self.writer:
-            for name, value in figures.items():
-                if value is not None:
-                    self.writer.add_scalar(f"{axis}/{name}", value, at)
+        """Add points at this step or epoch. axis: "step" or "epoch". figures: {name: number}; None is left out.
+
+        Points of an epoch are written at once.
+        """
+        if self.folder is None:
+            return
+        if self.writer is None:
+            self.open()
+        for name, value in figures.items():
+            if value is not None:
+                self.writer.add_scalar(f"{axis}/{name}", value, at)
+        if axis == "epoch":
+            self.flush()
 
     def flush(self):
         if self.writer:

@@ -2,6 +2,7 @@
 
 import functools
 import time
+from concurrent.futures import ThreadPoolExecutor
 from json.encoder import encode_basestring as quote
 from pathlib import Path
 
@@ -14,6 +15,16 @@ from common.run.record import RunFolder, default_name, read_record, write_json, 
 from common.scoring.answers import probabilities
 from common.scoring.evaluation import evaluate
 from common.scoring.selection import finished_threshold
+
+
+def write_epoch(folder, save, result, n_best):
+    """Call save(), which writes a model, and beside it write the files of `result`, unless that is None."""
+    with ThreadPoolExecutor(1) as other:  # raises no error before both have ended
+        model = other.submit(save)
+        if result:
+            write_results(folder, result, n_best)
+        model.result()
+
 
 ENTRY = '{"text": %s, "probability": %.9g, "start_logit": %s, "end_logit": %s}'  # 9 digits hold any fp32 number
 

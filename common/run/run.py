@@ -1,8 +1,8 @@
 """What happens around the steps of a training; the steps themselves are the scripts'."""
 
 import contextlib
+import importlib
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from common.model.loading import save_model
 from common.run.agreement import Agreement
@@ -17,7 +17,7 @@ from common.run.losses import Losses
 from common.run.profiler import Profiler
 from common.run.progress import Progress
 from common.run.record import RunFolder
-from common.run.results import write_results
+from common.run.results import write_epoch
 from common.run.resume import experiment, resume
 from common.run.sampler import Sampler
 from common.run.state import whole_state
@@ -62,9 +62,8 @@ class Run:
         folder = RunFolder(args.runs_dir, args.run_name, write=first, resume=args.resume is not None)
         self.folder = parts.enter_context(folder)
         request = parts.enter_context(StopRequest(folder.path / "stop" if first else None))
-        kept = experiment(args, self.data.sets)
-        wait = not args.save_in_background
-        self.saver = Saver(folder.path / "checkpoints", world, kept, folder.background, wait)
+        saving = experiment(args, self.data.sets), folder.background, not args.save_in_background
+        self.saver = Saver(folder.path / "checkpoints", world, *saving)
         folder.resume_from(self.saved)
         folder.update(describe(args, self.strategy, self.model, self.data, world, self.seconds))
         self.agreement = Agreement(world, args.save_minutes, request)
@@ -73,9 +72,11 @@ class Run:
         skip = (4 if args.cuda_graphs else 1) * Clocks.WARMUP  # graphs are made within the first steps
         self.profiler = Profiler(args.profile and first, world.device, folder.path, skip, log=world.log)
         self.curves = Curves(folder.path / "tensorboard" if first else None, self.saved)
-        tolerant = args.precision == "fp16"
-        self.losses = Losses(self.agreement, self.curves, self.saved, self.data.total_steps, tolerant)
+        steps = self.data.total_steps
+        self.losses = Losses(self.agreement, self.curves, self.saved, steps, tolerant=args.precision == "fp16")
         self.epoch, self.trained = self.saved.get("epoch", 1), None
+        if first:
+            folder.background.run(importlib.import_module, "torch.utils.tensorboard")  # while the first steps run
 
     def __exit__(self, *error):
         return self.parts.__exit__(*error)
@@ -83,9 +84,11 @@ class Run:
     def epochs(self):
         """Yields the number of each epoch that is left, until the last, or until --patience ends the run."""
         args, log = self.args, self.world.log
+        ended("run folder")
         log("answering nothing: EM {:.2f}, F1 {:.2f}".format(*empty_score(self.data.sets["dev"].data)))
         if args.score_untrained and not self.saved:
             log(f"untrained model: dev {self.score('dev')}")
+            ended("untrained model's score")
         for epoch in range(self.saved.get("epoch", 1), args.epochs + 1):
             plan = self.data.plan(epoch, self.step)
             self.progress = Progress(self.data.count_tokens(plan), f"epoch {epoch}", show=self.world.rank == 0)
@@ -96,7 +99,6 @@ class Run:
             self.clocks.begin_epoch(partial)
             self.agreement.look_soon()
             self.end_tail()
-            ended("run folder")
             yield epoch
             if self.selection.stop:
                 log(f"no better {args.select} for {args.patience} epochs: stopping early")
@@ -177,20 +179,13 @@ class Run:
         begin = time.perf_counter()
         weights = whole_state(self.model, keep=self.world.rank == 0)
         if self.world.rank == 0:
-            self.folder.background.run(self.write_epoch, weights, result, self.threshold, best)
+            settings = model_settings(self.args, self.data.features["train"].meta["version"], self.threshold)
+            parts = self.model, weights, self.data.tokenizer
+            save = lambda: save_model(*parts, self.folder.model_path(best), settings)
+            self.folder.background.run(write_epoch, self.folder.path, save, result if best else None, self.args.n_best)
         self.memory.end("saving")
         self.training["checkpoint_seconds"] = time.perf_counter() - begin
         return best
-
-    def write_epoch(self, weights, result, threshold, best):
-        """Write the model of an epoch and, if it is the best, the predictions, side by side."""
-        settings = model_settings(self.args, self.data.features["train"].meta["version"], threshold)
-        folder = self.folder.model_path(best)
-        with ThreadPoolExecutor(1) as other:  # raises no error before both have ended
-            model = other.submit(save_model, self.model, weights, self.data.tokenizer, folder, settings)
-            if best:
-                write_results(self.folder.path, result, self.args.n_best)
-            model.result()
 
     def log_epoch(self, result, best):
         """Log the epoch, and put it into TensorBoard and the record; all ranks take part."""
@@ -201,7 +196,6 @@ class Run:
         self.world.log(epoch_line(epoch, result))
         tags = ("train_loss", "dev_loss", "f1", "exact", "train_f1", "train_exact")
         self.folder.background.run(self.curves.add, "epoch", self.epoch, {tag: epoch.get(tag) for tag in tags})
-        self.folder.background.run(self.curves.flush)
         record["epochs"].append(epoch | sample_hardware(self.world, self.sampler, self.folder))
         record["attempts"][-1]["steps"] = self.step
         record["peak_memory"] = by_rank(self.world.gather(self.memory.peaks))
