@@ -26,7 +26,7 @@ import baseline
 from benchmarks.workload import add_workload, build_network, load_windows
 from common import errors
 from common.args import positive, whole
-from common.data.packing import pack_steps, prefetch
+from common.data.packing import pack_steps, prefetch, with_token_ids
 from common.data.plan import largest_batch, plan_epoch
 from common.data.windows import trainable_windows
 from common.errors import UserError
@@ -151,7 +151,10 @@ class Setting:
         self.plan = whole_batches(features, size)
         largest = largest_batch(features, plan_epoch(trainable, size, 0, 0))
         plan = itertools.chain([largest], whole_batches(features, size))
+        plan, same = itertools.tee(plan)
         steps = pack_steps(features, plan, world.rank, world.size, 1, None, fixed_shapes=args.cuda_graphs)
+        if choice.strategy == "ddp" and choice.reduce.startswith("rows"):
+            steps = with_token_ids(steps, features, same, args.cuda_graphs)
         first = next(steps)
         for batch in 2 * [batch.to(world.device) for batch in first]:
             optimizer.zero_grad()
@@ -167,7 +170,7 @@ class Setting:
         """One optimizer step as the scripts' loops do it; returns its tokens."""
         windows = next(self.plan)
         seed_dropout(0, self.done, self.world.rank)
-        self.run_step(next(self.micro_batches), len(windows))
+        self.run_step.step(next(self.micro_batches), len(windows))  # its __call__ advises an option of the scripts
         self.scheduler.get_last_lr()
         self.scheduler.step()
         self.done += 1
@@ -296,5 +299,12 @@ def main():
     here.finish()
 
 
+def run():
+    try:
+        main()
+    except torch.OutOfMemoryError:
+        raise UserError("out of memory: measure a smaller --batch-size, or on more GPUs") from None
+
+
 if __name__ == "__main__":
-    errors.run(main)
+    errors.run(run)

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoConfig, AutoModelForQuestionAnswering, PreTrainedTokenizerFast
 
 from common.data import splits
+from common.data.packing import pack, share_capacity
 from common.data.tokenizer import load_tokenizer
 from common.data.windows import build
 from common.model.loading import load_model
@@ -91,6 +92,11 @@ def sample_features(questions=40, max_length=384, overlap=128, file=SAMPLE / "tr
     """(Features, SquadData) of the first questions of a file, in memory."""
     data = splits.QuestionSet(file, (("first", questions),)).data
     return build(data, minilm_tokenizer(), max_length, overlap), data
+
+
+def pack_share(features, shares, rank, fixed_shapes):
+    """This rank's pack of one micro-batch, filled up to the capacity that fits all ranks' or not."""
+    return pack(features, shares[rank], share_capacity(features, shares) if fixed_shapes else None)
 
 
 def same_gradients(model, reference, tolerance):

@@ -4,7 +4,7 @@ import time
 from functools import cached_property
 
 from common.data.cache import prepare
-from common.data.packing import pack_steps, prefetch
+from common.data.packing import pack_steps, prefetch, with_token_ids
 from common.data.plan import largest_batch, plan_epoch
 from common.data.splits import question_sets
 from common.data.tokenizer import load_tokenizer, vocabulary_size
@@ -66,7 +66,10 @@ class Data:
         """This rank's micro-batches of each global batch of `plan`; every rank has the same number of them."""
         args, world = self.args, self.world
         split = world.rank, world.size, args.accumulation, args.max_tokens_per_device
-        return pack_steps(self.features["train"], plan, *split, args.cuda_graphs)
+        steps = pack_steps(self.features["train"], plan, *split, args.cuda_graphs)
+        if getattr(args, "reduce", "").startswith("rows"):
+            return with_token_ids(steps, self.features["train"], plan, args.cuda_graphs)
+        return steps
 
     def largest_step(self):
         """(this rank's micro-batches, number of windows) of the global batch that needs the most memory."""

@@ -7,6 +7,7 @@ import math
 import queue
 import threading
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ class PackedBatch:
     start, end: int64 [B], the labels as indices into T (of the window's [CLS] for no answer).
     window: int64 [B], the window's number, -1 for a filling window. weight: float32 [B], 0 where no loss is taken.
     max_length: no window of any batch is longer; longest: no window of this one is.
-    token_ids: int64 [U], those of all tokens in this step's micro-batches on all ranks, each once; None on one rank.
+    token_ids: int64 [U], those of all tokens in this step's micro-batches on all ranks, each once; None unless DDP
+    sends rows of words.
     """
 
     input_ids: torch.Tensor
@@ -116,13 +118,20 @@ def pack(features, windows, size=None):
 def pack_steps(features, plan, rank, world_size, accumulation, max_tokens=None, fixed_shapes=False):
     """For each global batch of `plan`, this rank's micro-batches as a list of PackedBatch.
 
-    fixed_shapes: fill each up to a capacity that recurs, and that is the same on all ranks.
+    fixed_shapes: fill each up to a capacity that recurs, the same for all micro-batches of a step on all ranks.
     """
     lengths = features.lengths
     for windows in plan:
         micro_batches = split_batch(windows, lengths, world_size, accumulation, max_tokens)
-        ids = distinct_token_ids(features, windows, fixed_shapes) if world_size > 1 else None
-        yield [replace(pack_share(features, shares, rank, fixed_shapes), token_ids=ids) for shares in micro_batches]
+        size = share_capacity(features, [*chain(*micro_batches)]) if fixed_shapes else None
+        yield [pack(features, shares[rank], size) for shares in micro_batches]
+
+
+def with_token_ids(steps, features, plan, fixed_shapes=False):
+    """The steps of `pack_steps`, with the token ids of each global batch of `plan` in its micro-batches."""
+    for windows, micro_batches in zip(plan, steps, strict=False):  # a benchmark's plan has no end
+        ids = distinct_token_ids(features, windows, fixed_shapes)
+        yield [replace(batch, token_ids=ids) for batch in micro_batches]
 
 
 def distinct_token_ids(features, windows, fixed_shapes):
@@ -140,13 +149,10 @@ def distinct_token_ids(features, windows, fixed_shapes):
     return torch.from_numpy(ids)
 
 
-def pack_share(features, shares, rank, fixed_shapes):
-    """The packed batch of shares[rank] (arrays of window numbers); with fixed_shapes of a capacity that fits all."""
-    if not fixed_shapes:
-        return pack(features, shares[rank])
-    shares = [np.asarray(one, np.int64) for one in shares]
+def share_capacity(features, shares):
+    """(T, B) that hold each of these shares, arrays of window numbers; see `capacity`."""
     tokens = [int((features.offsets[one + 1] - features.offsets[one]).sum()) for one in shares]
-    return pack(features, shares[rank], capacity(tokens, [len(one) for one in shares], features.max_length))
+    return capacity(tokens, [len(one) for one in shares], features.max_length)
 
 
 def filler_lengths(num_tokens, num_windows, max_length):

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from squad_dir import squad_file
-from tiny import load_small, minilm_tokenizer, same_gradients, sample_features
+from tiny import load_small, minilm_tokenizer, pack_share, same_gradients, sample_features
 
 from common.data import splits
-from common.data.packing import capacity, pack, pack_share
+from common.data.packing import capacity, pack
 from common.data.windows import build
 from common.errors import UserError
 from common.model import loading

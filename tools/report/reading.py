@@ -363,7 +363,8 @@ def build_epoch(record, path):
     """An epoch's measures, checked. A measure that the record lacks is None."""
     get = functools.partial(take, record, path)
     figures = ("train_loss", "train_seconds", "f1", "exact")
-    more = ("dev_loss", "evaluation_seconds", "checkpoint_seconds", "windows_per_second", "share_of_peak")
+    more = ("dev_loss", "evaluation_seconds", "checkpoint_seconds", "tail_seconds")
+    more += ("windows_per_second", "share_of_peak")
     epoch = {name: get(name, "a number") for name in figures}
     epoch |= {name: get(name, "a number", None) for name in (*more, "train_f1", "HasAns_f1", "NoAns_f1")}
     epoch["best"] = get("best", "true or false", False)
@@ -388,8 +389,12 @@ def median(values):
 
 
 def epoch_seconds(epoch):
-    """Seconds of training, evaluation and saving. A part without a time of its own was in another part."""
-    return epoch["train_seconds"] + (epoch["evaluation_seconds"] or 0) + (epoch["checkpoint_seconds"] or 0)
+    """Seconds from the first step to the next epoch's, or to the end of the run.
+
+    Older records have no tail: then training, evaluation and saving, as far as each has a time of its own.
+    """
+    known = (epoch["evaluation_seconds"] or 0) + (epoch["checkpoint_seconds"] or 0)
+    return epoch["train_seconds"] + (known if epoch["tail_seconds"] is None else epoch["tail_seconds"])
 
 
 def measure(epochs):
