@@ -24,7 +24,9 @@ class Curves:
         self.last = {"step": saved["step"], "epoch": len(saved["epochs"])} if saved else {}
 
     def open(self):
-        """Make the writer, with the points of earlier starts."""
+        """Make the writer, with the points of earlier starts, unless there is one."""
+        if self.writer:
+            return
         from torch.utils.tensorboard import SummaryWriter
 
         folder = self.folder
@@ -49,8 +51,7 @@ class Curves:
         """
         if self.folder is None:
             return
-        if self.writer is None:
-            self.open()
+        self.open()
         for name, value in figures.items():
             if value is not None:
                 self.writer.add_scalar(f"{axis}/{name}", value, at)
@@ -62,7 +63,8 @@ class Curves:
             self.writer.flush()
 
     def close(self):
-        if self.writer:
+        if self.folder:
+            self.open()  # a run that resumed after its last point has points to remove
             self.writer.close()
 
 
