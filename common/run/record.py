@@ -104,7 +104,7 @@ class RunFolder:
         self.path = Path(runs_dir) / name
         self.write = write
         self.resume = resume  # take over a folder that an earlier start of this run has left
-        self.record, self.background = {}, Background()
+        self.record, self.background, self.epochs_written = {}, Background(), 0
         self.started = time.time() - (process_seconds() or 0)  # of this process, as all its seconds
         if write:
             self._claim()
@@ -157,6 +157,7 @@ class RunFolder:
         if self.write:
             text = json.dumps(self.record, ensure_ascii=False, indent=1)
             self.background.run(write_text, self.path / "run.json", [text + "\n"])
+            self.background.run(setattr, self, "epochs_written", len(self.record["epochs"]))
 
     def __enter__(self):
         try:
@@ -222,6 +223,7 @@ class RunFolder:
         except UserError as unwritten:
             failure = None if kind else unwritten
             kind, error = kind or UserError, error or unwritten
+            del self.record["epochs"][self.epochs_written :]  # their files are not on the disk
         if kind is Preempted:
             self.record["status"] = "preempted"
         elif kind is not None:

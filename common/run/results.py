@@ -1,6 +1,5 @@
 """The result files of a run, and the run that only evaluates."""
 
-import functools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from json.encoder import encode_basestring as quote
@@ -26,7 +25,7 @@ def write_epoch(folder, save, result, n_best):
         model.result()
 
 
-ENTRY = '{"text": %s, "probability": %.9g, "start_logit": %s, "end_logit": %s}'  # 9 digits hold any fp32 number
+ENTRY = '{"text": %s, "probability": %.9g, "start_logit": %.9g, "end_logit": %.9g}'  # 9 digits hold any fp32 number
 
 
 def write_results(folder, result, n_best):
@@ -40,11 +39,10 @@ def write_results(folder, result, n_best):
 
 def n_best_lines(lists):
     """The lines of nbest.json, a question each. json.dumps would take twice as long: it finds the shortest digits."""
-    digits = functools.cache("{:.9g}".format)  # the spans of a question share their logits
     before = "{"
     for key, entries in lists:
         shares = zip(entries, probabilities(entries), strict=True)
-        texts = [ENTRY % (quote(text), share, digits(start), digits(end)) for (text, start, end, *_), share in shares]
+        texts = [ENTRY % (quote(text), share, start, end) for (text, start, end, *_), share in shares]
         yield f"{before}{quote(key)}: [{', '.join(texts)}]"
         before = ",\n"
     yield "}\n"

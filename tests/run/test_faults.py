@@ -494,6 +494,31 @@ def test_damaged_curves_do_not_end_a_run(tmp_path):
         shutil.rmtree(folder)
 
 
+def test_a_record_never_names_an_epoch_whose_files_could_not_be_written(tmp_path):
+    """What is given to the background is written in order. After a failure nothing more is, and the run fails."""
+    done = []
+
+    def fail():
+        raise UserError("no room for the model")
+
+    def on_disk():
+        return [epoch["epoch"] for epoch in records.read_record(tmp_path / "run")["epochs"]]
+
+    with pytest.raises(UserError, match="no room for the model"), RunFolder(tmp_path, "run") as folder:
+        folder.background.run(done.append, "files of epoch 1")
+        folder.record["epochs"].append({"epoch": 1, "best": True})
+        folder.save()
+        folder.background.wait()
+        assert done and on_disk() == [1]
+        folder.background.run(fail)
+        folder.background.run(done.append, "what comes later")
+        folder.record["epochs"].append({"epoch": 2, "best": True})
+        folder.save()
+    assert done == ["files of epoch 1"] and on_disk() == [1]
+    assert records.read_record(tmp_path / "run")["status"] == "failed"
+    assert "no room" in records.read_record(tmp_path / "run")["error"]
+
+
 def test_a_finished_run_without_a_checkpoint_is_not_begun_anew(tmp_path):
     with RunFolder(tmp_path, "run"):
         records.check_free(tmp_path, "run", taken_over=True)
